@@ -37,7 +37,7 @@ SEGMENT = SegmentStatement(
     root=b"r" * 32,
     basis=Basis.SETTLED,
     life=b"l" * 32,
-    birth=b"b" * 32,
+    log_id=b"b" * 32,
     peers=((NodeId("b2"), b"m" * 32),),
 )
 HISTORY = HistoryStatement(cell="demo", epoch=1, stream=STREAM, index=1, first=1, digests=b"d" * 64)
@@ -51,7 +51,7 @@ STOP = StopStatement(
     stable=4,
     blind=1,
     claims=(Claim(8, 1, b"v" * 32, ((b"v" * 32, 1), (b"w" * 32, 0))),),
-    birth=b"b" * 32,
+    log_id=b"b" * 32,
 )
 
 OTHER_SEGMENTS = {
@@ -64,7 +64,7 @@ OTHER_SEGMENTS = {
     "root": b"s" * 32,
     "basis": Basis.FORWARDED,
     "life": b"m" * 32,
-    "birth": b"c" * 32,
+    "log_id": b"c" * 32,
     "peers": (),
 }
 OTHER_HISTORIES = {
@@ -90,7 +90,7 @@ OTHER_STOPS = {
     "stable": 5,
     "blind": 0,
     "claims": (),
-    "birth": b"",
+    "log_id": b"",
 }
 
 
@@ -215,7 +215,7 @@ def test_contradict_same_subject_and_other_contents(first: Any, second: Any) -> 
     assert not contradict(first, first)
 
 
-@pytest.mark.parametrize("field", ["broker", "stream", "first", "count", "basis", "life", "birth"])
+@pytest.mark.parametrize("field", ["broker", "stream", "first", "count", "basis", "life", "log_id"])
 def test_contradict_segments_about_different_things_do_not(field: str) -> None:
     other = msgspec.structs.replace(OTHER_ROOT, **{field: OTHER_SEGMENTS[field]})
     assert not contradict(SEGMENT, other)
@@ -240,16 +240,16 @@ def test_outvotes_needs_the_life_that_the_accused_knew() -> None:
     assert not outvotes(unknown, msgspec.structs.replace(SEGMENT, peers=((NodeId("b2"), b""),)))
 
 
-@pytest.mark.parametrize("field", ["epoch", "stream", "first", "count", "basis", "birth"])
+@pytest.mark.parametrize("field", ["epoch", "stream", "first", "count", "basis", "log_id"])
 def test_outvotes_a_statement_about_another_thing_does_not(field: str) -> None:
     other = msgspec.structs.replace(WITNESS, **{field: OTHER_SEGMENTS[field]})
     assert not outvotes(other, SEGMENT)
 
 
-def test_outvotes_positions_of_a_log_without_a_birth_do_not() -> None:
-    log = {"stream": total_order(Channel("orders")), "birth": b""}
+def test_outvotes_positions_of_a_log_without_an_id_do_not() -> None:
+    log = {"stream": total_order(Channel("orders")), "log_id": b""}
     accused, witness = (msgspec.structs.replace(said, **log) for said in (SEGMENT, WITNESS))
     assert not outvotes(witness, accused)
     assert outvotes(
-        msgspec.structs.replace(witness, birth=b"b"), msgspec.structs.replace(accused, birth=b"b")
+        msgspec.structs.replace(witness, log_id=b"b"), msgspec.structs.replace(accused, log_id=b"b")
     )

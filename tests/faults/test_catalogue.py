@@ -30,6 +30,7 @@ from quorumcast.core.statements import (
     Basis,
     Claim,
     SegmentStatement,
+    StopStatement,
     canonical,
     parse_statement,
     parse_stop,
@@ -57,7 +58,6 @@ from quorumcast.ordering.messages import (
     Write,
 )
 from quorumcast.ordering.offers import offer_holds, sign_offer
-from quorumcast.ordering.regency import sign_word
 from quorumcast.sim.cell.cells import Cell, channel_entry, make_simulated_cell
 
 ORDERS = Channel("orders")
@@ -137,7 +137,17 @@ def ordering_words(cell: Cell) -> list[Send]:
     item = Item(STREAM, 1, digests)
     value = cell.manifest.hash(b"batch")
     claims = (Claim(4, 1, value, ((value, 1),)),)
-    word = sign_word(keyring, log, 2, 3, 0, 0, claims, b"")
+    stop = StopStatement(
+        cell=keyring.instance,
+        log=log,
+        broker=keyring.identity.name,
+        regency=2,
+        decided=3,
+        stable=0,
+        blind=0,
+        claims=claims,
+    )
+    word = keyring.identity.sign(canonical(stop))
     signature = sign_offer(cell.keyrings[STREAM.publisher], STREAM, 1, digests)
     return [
         Send(OTHERS, Offer(STREAM, 1, digests, signature), bodies),

@@ -13,9 +13,8 @@ from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Persist, Send, Suspect, Suspicion
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Claim
-from quorumcast.ordering.consensus import Consensus, Slot, Voted, value_of
+from quorumcast.ordering.consensus import KEPT_VALUES, Conclusion, Consensus, Slot, Voted, value_of
 from quorumcast.ordering.messages import Accept, Batch, Propose, Write
-from quorumcast.ordering.regency import KEPT_VALUES, Conclusion
 
 BYZANTINE, CRASH = Protection.BYZANTINE, Protection.CRASH
 HASH = Cell(TOTAL).manifest.hash
@@ -245,7 +244,7 @@ def test_accepts_of_a_quorum_decide_and_fewer_do_not() -> None:
 
 
 def test_accepts_f_plus_1_do_not_decide() -> None:
-    """FIT-Broker decides here; a leader change could undo it (see test_regency)."""
+    """FIT-Broker decides here; a leader change could undo it (see test_conclusion)."""
     machine = consensus()
     hear(machine, accept(VA), B1, B3)
     assert (machine.decided, machine.slots[1].decided) == (0, b"")
@@ -376,7 +375,7 @@ def test_restored_broker_stands_by_its_votes_and_repeats_them(log: Protection) -
             after.restore(record)
     assert after.claims() == before.claims()
     assert after.slots[1].batches == {VA: A}
-    assert [send.message for send in sent(after.repeat())][-1:] == words[-1:]
+    assert [send.message for send in sent(after.retransmit())][-1:] == words[-1:]
     assert after.on_propose(B1, Propose(log, 0, 1, B)) == []  # it has written in this regency
     hear(after, Accept(log, 0, 1, VA), B1, B3)
     assert after.decided == 1  # its own vote is among them
@@ -421,9 +420,9 @@ def test_repeat_of_the_leader_has_the_proposal_and_its_votes() -> None:
     machine = consensus(B1)
     machine.propose(1, A)
     others = (B2, B3, B4)
-    assert machine.repeat() == [Send(others, propose(A)), Send(others, write(VA))]
+    assert machine.retransmit() == [Send(others, propose(A)), Send(others, write(VA))]
     hear(machine, accept(VA), B2, B3, B4)
-    assert machine.repeat() == []
+    assert machine.retransmit() == []
 
 
 def test_forgotten_instances_are_gone_and_their_votes_are_dropped() -> None:

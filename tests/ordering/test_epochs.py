@@ -46,7 +46,7 @@ class EpochHall(Hall):
         self.around(me).follows = follows
 
     def around(self, member: NodeId):  # type: ignore[no-untyped-def]
-        return self.sequencer(member)._around
+        return self.sequencer(member)._context
 
     def adopt(self, member: NodeId) -> None:
         """A broker takes the second epoch, with the fifth broker."""

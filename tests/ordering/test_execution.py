@@ -11,12 +11,12 @@ from quorumcast.core.ids import Stream, total_order
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Effect, Forget, Persist, Record
 from quorumcast.core.quorum import Protection
-from quorumcast.ordering.catchup import StateImage
 from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.execution import Decided, Execution, LogContext, Snapshot
 from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.messages import Batch
 from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.state import StateImage
 
 BYZANTINE = Protection.BYZANTINE
 CELL = Cell(TOTAL)

@@ -15,7 +15,7 @@ from quorumcast.core.ids import MAX_LINE, MAX_LINE_EPOCH, NodeId, Stream, at_sea
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering import state as states
-from quorumcast.ordering.execution import STREAMS_OF_A_SEAT, Voices
+from quorumcast.ordering.execution import STREAMS_OF_A_SEAT, AckTargets
 from quorumcast.ordering.messages import Batch, Offer
 from quorumcast.ordering.outlet import ResumedOut
 from quorumcast.ordering.state import LINES_KEPT, STREAMS_KEPT, State, chained, extent_root
@@ -173,22 +173,22 @@ def test_state_taken_over_half_way_ends_the_same(
 
 
 def test_voices_whoever_spoke_last_is_told_and_the_publisher_itself_otherwise() -> None:
-    voices = Voices()
+    voices = AckTargets()
     assert voices.of(RESUMED) == ALICE
-    voices.hear(at_seat(ALICE, 1), RESUMED)
-    voices.hear(at_seat(ALICE, 2), RESUMED)
+    voices.note(at_seat(ALICE, 1), RESUMED)
+    voices.note(at_seat(ALICE, 2), RESUMED)
     assert voices.of(RESUMED) == "alice#2"
     assert len(voices) == 1
 
 
 def test_voices_of_one_seat_are_bounded() -> None:
-    voices = Voices()
+    voices = AckTargets()
     for number in range(STREAMS_OF_A_SEAT + 5):
-        voices.hear(at_seat(ALICE, 1), epoch(number))
+        voices.note(at_seat(ALICE, 1), epoch(number))
     assert len(voices) == STREAMS_OF_A_SEAT
     assert voices.of(epoch(0)) == ALICE
-    voices.hear(at_seat(ALICE, 2), epoch(STREAMS_OF_A_SEAT))
-    voices.hear(at_seat(ALICE, 1), epoch(0))
+    voices.note(at_seat(ALICE, 2), epoch(STREAMS_OF_A_SEAT))
+    voices.note(at_seat(ALICE, 1), epoch(0))
     assert len(voices) == STREAMS_OF_A_SEAT + 1
 
 

@@ -20,7 +20,7 @@ def entitle(hall: Hall, publisher: NodeId, *, yes: bool) -> None:
 
     for member in hall.members:
         if member in hall.machines:
-            hall.sequencer(member)._around.may_publish = may_publish
+            hall.sequencer(member)._context.may_publish = may_publish
 
 
 @pytest.mark.parametrize("policy", [Policy.named("total"), TOTAL_CRASH], ids=["total", "crash"])

@@ -227,7 +227,7 @@ def test_brokers_that_restart_with_their_disks_sign_nothing_else(policy: str) ->
     assert trial.contradictions() == 0
 
 
-def test_receipts_of_two_logs_both_hold_and_name_different_births() -> None:
+def test_receipts_of_two_logs_both_hold_and_name_different_log_ids() -> None:
     """One position, two contents, and nobody lied."""
     trial = Trial("total")
     trial.publish("one story", 3)
@@ -240,14 +240,14 @@ def test_receipts_of_two_logs_both_hold_and_name_different_births() -> None:
     assert before.contents != after.contents
     for receipt in (before, after):
         assert trial.court.why_receipt_fails(receipt, 2) is None
-    births = {
-        said.birth
+    log_ids = {
+        said.log_id
         for receipt in (before, after)
         for signed in receipt.statements
         if isinstance(said := parse_statement(signed.payload), SegmentStatement)
     }
-    assert len(births) == 2
-    assert b"" not in births
+    assert len(log_ids) == 2
+    assert b"" not in log_ids
 
 
 def test_receipt_of_statements_about_two_logs_does_not_hold() -> None:
@@ -256,7 +256,7 @@ def test_receipt_of_statements_about_two_logs_does_not_hold() -> None:
     trial.prove(SUB, 3, "one story 3")
     (receipt,) = trial.receipts
     first, second, *_ = receipt.statements
-    other = msgspec.structs.replace(read(second), birth=b"x" * 32)
+    other = msgspec.structs.replace(read(second), log_id=b"x" * 32)
     keyring = trial.world.cell.keyrings[second.signer]
     mixed = msgspec.structs.replace(
         receipt, statements=(first, keyring.identity.sign(canonical(other)))

@@ -8,7 +8,7 @@ from quorumcast.cell.messages import Unsubscribe
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.machine import Effect, Send
 from quorumcast.faults.contract import Later
-from quorumcast.ordering.patience import SILENCE_MS
+from quorumcast.ordering.leader_change import LEADER_TIMEOUT_MS
 from quorumcast.sim.cell.cells import CLIENTS, broker_names
 from quorumcast.sim.cell.drawing.links import FAR_MS, draw_links
 from quorumcast.sim.cell.scenario import draw
@@ -91,7 +91,7 @@ def test_draw_has_partitions_that_outlast_a_leaders_patience() -> None:
     plan = draw(1, "total", "isolation")
     cuts = [act.at_ms for act in plan.acts if act.what in ("partition", "mute")]
     heals = [act.at_ms for act in plan.acts if act.what == "heal"]
-    assert any(min(h for h in heals if h > cut) - cut > SILENCE_MS for cut in cuts)
+    assert any(min(h for h in heals if h > cut) - cut > LEADER_TIMEOUT_MS for cut in cuts)
 
 
 def test_draw_publishers_have_many_lives() -> None:

@@ -170,7 +170,7 @@ def test_limited_endless_loop_is_ended() -> None:
 
 
 def test_unit_tests_of_a_mistake_begin_with_those_that_name_its_module() -> None:
-    first, rest = test_files(TESTS, mistake(file="ordering/regency.py"))
-    assert any(path.endswith("ordering/test_regency.py") for path in first)
+    first, rest = test_files(TESTS, mistake(file="ordering/leader_change.py"))
+    assert any(path.endswith("ordering/test_conclusion.py") for path in first)
     assert any(path.endswith("ordering/test_log.py") for path in rest)
     assert not set(first) & set(rest)

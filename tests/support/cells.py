@@ -127,7 +127,7 @@ class Cell:
         cell: str = "demo",
         epoch: int = 1,
         life: int = 1,
-        birth: bytes = b"",
+        log_id: bytes = b"",
         peers: tuple[tuple[NodeId, bytes], ...] | None = None,
     ) -> tuple[SegmentStatement, Signed]:
         """A broker's word on a segment, signed (perhaps by somebody else)."""
@@ -141,7 +141,7 @@ class Cell:
             root=root(first, digests(*bodies)),
             basis=basis,
             life=life_of(broker, life),
-            birth=birth,
+            log_id=log_id,
             peers=self.lives(broker) if peers is None else peers,
         )
         return statement, identity_of(signer or broker).sign(canonical(statement))

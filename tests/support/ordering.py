@@ -13,7 +13,7 @@ from tests.support.cells import BOB, ORDERS, STREAM, Cell, digests, life_of
 from tests.support.network import Disk, Network
 
 from quorumcast.broadcast.contract import Vouch
-from quorumcast.core.ids import BIRTH, NodeId, Stream, split_digests, total_order
+from quorumcast.core.ids import GENESIS, NodeId, Stream, split_digests, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import (
@@ -74,7 +74,7 @@ def batch(*contents: bytes) -> Batch:
 def begun(retained: int) -> State:
     """The state of a log that has begun."""
     state = State(lambda _: retained)
-    state.begin((Item(BIRTH, 1, bytes(32)),), 0)
+    state.begin((Item(GENESIS, 1, bytes(32)),), 0)
     return state
 
 
@@ -88,7 +88,7 @@ def word(
     stable: int = 0,
     blind: int = 0,
     regency: int = 9,
-    birth: bytes = b"",
+    log_id: bytes = b"",
 ) -> StopStatement:
     """What a broker stands by, before it is signed."""
     return StopStatement(
@@ -100,7 +100,7 @@ def word(
         stable=stable,
         blind=blind,
         claims=claims,
-        birth=birth,
+        log_id=log_id,
     )
 
 

@@ -53,10 +53,10 @@ from quorumcast.cell.messages import (
     Vote,
 )
 from quorumcast.core.ids import (
-    BIRTH,
     CELL,
     DIGEST_SIZE,
     EPOCHS,
+    GENESIS,
     Lane,
     NodeId,
     Stream,
@@ -78,6 +78,7 @@ from quorumcast.crypto.digest import root
 from quorumcast.ordering.consensus import Voted, value_of
 from quorumcast.ordering.epochs import first_regency, within_epoch
 from quorumcast.ordering.execution import Decided, Snapshot
+from quorumcast.ordering.leader_change import Moved
 from quorumcast.ordering.messages import (
     Accept,
     Batch,
@@ -99,7 +100,6 @@ from quorumcast.ordering.messages import (
 )
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.state import root_of
-from quorumcast.ordering.succession import Moved
 
 #: Said now and then, whatever happens: counted, unless a script wants to see them.
 BACKGROUND = ("Survey", "Standing", "Taken")
@@ -203,7 +203,7 @@ class Transcript:
 def stream_name(stream: Stream) -> str:
     """A stream as people call it in a script."""
     if stream.publisher == CELL:
-        return {EPOCHS: "epoch", BIRTH: "birth"}.get(stream, "order")
+        return {EPOCHS: "epoch", GENESIS: "genesis"}.get(stream, "order")
     name = str(stream.publisher)
     if stream.line is not None:
         epoch = (stream.incarnation - resumable(stream.line, 0)) >> 1
@@ -286,9 +286,9 @@ class DigestNames:
         return f"{self._name_batch(batch)}=[{'; '.join(map(self._item, batch))}]"
 
     def _item(self, item: Item) -> str:
-        if item.stream == BIRTH:
+        if item.stream == GENESIS:
             known = sum(life != bytes(DIGEST_SIZE) for life in split_digests(item.digests))
-            return f"birth of {known} lives"
+            return f"genesis of {known} lives"
         if item.stream == EPOCHS:
             return f"epoch {item.first}"
         return f"{stream_name(item.stream)} {item.first}:{self.run(item.digests)[1:-1]}"

@@ -59,8 +59,8 @@ class Carrier(ABC):
     __slots__ = ("_policy", "_view", "ledger", "stream")
 
     ledger: Ledger
-    #: The birth of the log that the numbers are positions of; b"" if it is no log.
-    birth: bytes = b""
+    #: The id of the log that the numbers are positions of; b"" if it is no log.
+    log_id: bytes = b""
 
     def __init__(self, stream: Stream, around: CarrierContext) -> None:
         self.stream = stream

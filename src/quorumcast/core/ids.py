@@ -146,8 +146,8 @@ class Stream(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 #: The stream on which a cell orders its own manifests; the numbers are epochs.
 EPOCHS = Stream(Channel(CELL), CELL, 0)
-#: The stream on which a log orders its own birth.
-BIRTH = Stream(Channel(CELL), CELL, 1)
+#: The stream on which a log orders the lives of its brokers, from which it gets its id.
+GENESIS = Stream(Channel(CELL), CELL, 1)
 
 
 def total_order(channel: Channel) -> Stream:

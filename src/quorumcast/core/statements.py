@@ -52,8 +52,8 @@ class SegmentStatement(msgspec.Struct, frozen=True, tag="segment", kw_only=True)
     basis: Basis
     #: Drawn anew whenever the broker starts: in another life it may honestly have forgotten this.
     life: Value = b""
-    #: Total order: the birth of the log, which all of its brokers have decided.
-    birth: Value = b""
+    #: Total order: the id of the log, which its brokers have decided (`ordering.genesis`).
+    log_id: Value = msgspec.field(default=b"", name="birth")
     #: The lives in which this broker knew the others: when it began with the stream or, in total
     #: order and where a journal outlasts a life, when it signed.
     peers: Annotated[tuple[tuple[NodeId, Value], ...], Meta(max_length=MAX_CHAIN)] = ()
@@ -104,8 +104,8 @@ class StopStatement(msgspec.Struct, frozen=True, tag="stop", kw_only=True):
     #: Up to this instance it has forgotten what it did, and says nothing about it.
     blind: Count
     claims: Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLAIMS)]
-    #: The birth of the log; b"" from a broker that does not know it yet.
-    birth: Value = b""
+    #: The id of the log; b"" from a broker that does not know it yet.
+    log_id: Value = msgspec.field(default=b"", name="birth")
 
 
 class EpochStatement(msgspec.Struct, frozen=True, tag="epoch", kw_only=True):
@@ -179,24 +179,24 @@ def contradict(first: Statement | OfferStatement, second: Statement | OfferState
 def _subject(said: SegmentStatement) -> tuple[object, ...]:
     """What a broker's statement is about, and when and on which ground it was made."""
     span = (said.stream, said.first, said.count)
-    return (said.broker, *span, said.basis, said.life, said.birth)
+    return (said.broker, *span, said.basis, said.life, said.log_id)
 
 
 def outvotes(witness: SegmentStatement, accused: SegmentStatement) -> bool:
     """Whether a broker's statement is one of the f+1 that prove another's to be false.
 
     Correct brokers cannot differ about what is settled, as long as they speak of the same log or
-    stream and remember it: the births are equal, and the witness is in the life in which the
+    stream and remember it: the log ids are equal, and the witness is in the life in which the
     accused knew it.
     """
     if witness.broker == accused.broker or witness.root == accused.root:
         return False
     if not witness.basis is accused.basis is Basis.SETTLED:
         return False
-    subject = (accused.epoch, accused.stream, accused.birth, accused.first, accused.count)
-    if subject != (witness.epoch, witness.stream, witness.birth, witness.first, witness.count):
+    subject = (accused.epoch, accused.stream, accused.log_id, accused.first, accused.count)
+    if subject != (witness.epoch, witness.stream, witness.log_id, witness.first, witness.count):
         return False
-    if accused.stream.publisher == CELL and not accused.birth:
+    if accused.stream.publisher == CELL and not accused.log_id:
         return False
     return bool(witness.life) and dict(accused.peers).get(witness.broker) == witness.life
 

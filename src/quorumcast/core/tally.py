@@ -23,7 +23,7 @@ class Ballot(enum.Enum):
 def reached_by(numbers: Iterable[int], count: int) -> int:
     """The largest number that at least `count` of these reach; 0 if there are fewer."""
     ranked = sorted(numbers, reverse=True)
-    return ranked[count - 1] if len(ranked) >= count else 0
+    return ranked[count - 1] if 0 < count <= len(ranked) else 0
 
 
 class Tally(Generic[V]):

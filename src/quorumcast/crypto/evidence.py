@@ -74,7 +74,7 @@ class Court:
         """The brokers whose signatures on a receipt are genuine and say what it says."""
         count = len(receipt.digests) // DIGEST_SIZE
         expected = root(receipt.first, receipt.digests)
-        #: By the birth of the log: positions of two logs are two things.
+        #: By the id of the log: positions of two logs are two things.
         signers: dict[bytes, dict[NodeId, None]] = {}
         for signed in receipt.statements:
             statement = self._authentic(signed)
@@ -86,7 +86,7 @@ class Court:
                 and (statement.first, statement.count) == (receipt.first, count)
                 and statement.root == expected
             ):
-                signers.setdefault(statement.birth, {})[signed.signer] = None
+                signers.setdefault(statement.log_id, {})[signed.signer] = None
         return max(map(list, signers.values()), key=len, default=[])
 
     def _authentic(self, signed: Signed) -> Statement | OfferStatement | None:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 import msgspec
 
 from quorumcast.core.ids import NodeId
+from quorumcast.core.limits import MAX_WRITTEN
 from quorumcast.core.machine import (
     Drop,
     DropReason,
@@ -39,10 +40,20 @@ from quorumcast.core.statements import Claim
 from quorumcast.core.tally import Tally
 from quorumcast.crypto.digest import Hasher
 from quorumcast.ordering.messages import Accept, Batch, Item, Offer, Propose, Write
-from quorumcast.ordering.regency import KEPT_VALUES, Conclusion
 
+#: Values written in one instance that a broker remembers; older ones only help to prove.
+KEPT_VALUES = MAX_WRITTEN
 #: A vote: in which regency, and for which value.
 Vote = tuple[int, bytes]
+
+
+class Conclusion(msgspec.Struct, frozen=True):
+    """What a new leader must propose before anything of its own (`leader_change.conclude`)."""
+
+    #: Enough brokers have decided everything up to here.
+    low: int
+    #: For every instance from low+1 on that may have been decided: its value, b"" if empty.
+    values: dict[int, bytes]
 
 
 class Slot:
@@ -113,19 +124,24 @@ class LogRecord(Record, frozen=True, tag=True):
         return self.log.value
 
 
-class Voted(LogRecord, frozen=True, tag=True):
-    """What this broker did in one instance, and must stand by; the newest record counts."""
+class InstanceRecord(LogRecord, frozen=True, tag=True):
+    """A record about one instance of a log; the newest one of its kind counts."""
 
     instance: int
+
+    @property
+    def place(self) -> int:
+        """The instance: a later record about it replaces this one."""
+        return self.instance
+
+
+class Voted(InstanceRecord, frozen=True, tag=True):
+    """What this broker wrote and accepted in one instance, and must not contradict."""
+
     regency: int
     accepted: Vote
     written: tuple[tuple[bytes, int], ...]
     batches: tuple[Batch, ...]
-
-    @property
-    def place(self) -> int:
-        """Later records at the same place replace earlier ones."""
-        return self.instance
 
 
 class Consensus:
@@ -149,6 +165,7 @@ class Consensus:
         "peers",
         "regency",
         "slots",
+        "stable",
         "synced",
         "window",
     )
@@ -191,6 +208,8 @@ class Consensus:
         self.slots: dict[int, Slot] = {}
         #: Every instance up to this one is decided; only grows.
         self.decided = 0
+        #: A quorum has a checkpoint here; only grows.
+        self.stable = 0
         #: Slots up to here are gone: a quorum has a checkpoint beyond.
         self.forgotten = 0
         #: This broker forgot what it did up to here, and takes no part.
@@ -417,8 +436,8 @@ class Consensus:
             effects += self._progress(instance, slot)
         return effects
 
-    def repeat(self) -> list[Effect]:
-        """Say again what may have got lost."""
+    def retransmit(self) -> list[Effect]:
+        """Send again what may have got lost."""
         effects: list[Effect] = []
         for instance in range(self.decided + 1, self.horizon + 1):
             slot = self.slots.get(instance)

@@ -21,10 +21,10 @@ from quorumcast.core.machine import Bodies, DropReason
 from quorumcast.crypto.digest import Hasher
 from quorumcast.ordering.messages import Batch, Item, Offer
 
-#: Manifests that are kept for what follows: the operator may be faster than the cell, but should
-#: never sign two for one epoch. Those that a leader or the log names find room beyond.
-STORIES = 4
-NAMED_STORIES = 4 * STORIES
+#: Manifests of later epochs that are kept: the operator may be faster than the cell, but should
+#: never sign two for one epoch. There is more room for those that a leader or the log names.
+MANIFESTS = 4
+MAX_MANIFESTS = 4 * MANIFESTS
 _SHIFT = 32
 
 
@@ -54,7 +54,7 @@ class Epochs:
         self._follows = follows
         #: The epoch that this broker goes by.
         self.present = present
-        #: What may follow, by digest; at most NAMED_STORIES.
+        #: What may follow, by digest; at most MAX_MANIFESTS.
         self._held: dict[bytes, tuple[Offer, Bodies]] = {}
         #: Since when something has waited.
         self._since = Millis(0)
@@ -81,7 +81,7 @@ class Epochs:
             return DropReason.BAD_RUN
         if self._hash(bodies[0]) != offer.digests:
             return DropReason.BAD_BODY
-        if len(self._held) >= (NAMED_STORIES if named else STORIES):
+        if len(self._held) >= (MAX_MANIFESTS if named else MANIFESTS):
             return DropReason.OVER_LIMIT
         if self._follows(bodies[0]) != offer.first:
             return DropReason.NO_RIGHT
@@ -93,8 +93,8 @@ class Epochs:
         """Whether this broker needs a manifest that it has not got."""
         return item.first > self.present and item.digests not in self._held
 
-    def stories(self, number: int) -> list[tuple[Offer, Bodies]]:
-        """Every manifest of an epoch: whoever asks for one may need any of them."""
+    def versions(self, number: int) -> list[tuple[Offer, Bodies]]:
+        """Every manifest of an epoch: a broker that asks for one may need any of them."""
         return [held for held in self._held.values() if held[0].first == number]
 
     def manifest(self, digest: bytes) -> bytes | None:

@@ -1,4 +1,4 @@
-"""From decided batches to positions: what waits, what has been ordered, and the state of it.
+"""Execution: decided batches become positions in the replicated state.
 
 Everything here is deterministic in the decided batches, so that brokers which execute the same ones
 agree byte for byte; checkpoints compare exactly that.
@@ -10,89 +10,73 @@ from collections import deque
 from collections.abc import Callable
 
 from quorumcast.broadcast.messages import Ack
-from quorumcast.core.ids import BIRTH, CELL, EPOCHS, Channel, Millis, NodeId, Stream, total_order
+from quorumcast.core.ids import CELL, EPOCHS, GENESIS, Channel, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Bodies, Effect, Forget, Persist, Send
 from quorumcast.core.quorum import Protection
 from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.ordering.catchup import StateImage
-from quorumcast.ordering.consensus import LogRecord, Voted
+from quorumcast.ordering.consensus import InstanceRecord, Voted
 from quorumcast.ordering.epochs import Epochs, epoch_item
 from quorumcast.ordering.log import Backfill, OrderedLog
 from quorumcast.ordering.messages import Batch, Item, Offer
 from quorumcast.ordering.offers import Offers, Stored
-from quorumcast.ordering.state import State
+from quorumcast.ordering.state import State, StateImage
 
-#: Streams that one seat speaks for; it finishes one before it begins the next.
+#: Streams that one seat publishes on; it finishes one before it begins the next.
 STREAMS_OF_A_SEAT = 16
 
 
-class Voices:
-    """The seat of a client to which brokers report how far a resumed stream is ordered.
+class AckTargets:
+    """The seat of a client that is told how far a resumed stream is ordered.
 
     A resumed stream belongs to the client, not to one seat: each life may use another seat. Brokers
-    answer the seat that spoke last.
+    answer the seat that sent something last.
     """
 
     __slots__ = ("_seats", "_streams")
 
     def __init__(self) -> None:
-        #: The seat that spoke last for each stream; only streams that are in `_streams`.
+        #: The seat that last sent something of each stream; only streams that are in `_streams`.
         self._seats: dict[Stream, NodeId] = {}
-        #: What each seat spoke for last; at most STREAMS_OF_A_SEAT.
+        #: The streams of each seat, newest last; at most STREAMS_OF_A_SEAT.
         self._streams: dict[NodeId, deque[Stream]] = {}
 
     def __len__(self) -> int:
         return len(self._seats)
 
-    def hear(self, sender: NodeId, stream: Stream) -> None:
-        """A node that may speak for a stream does."""
+    def note(self, sender: NodeId, stream: Stream) -> None:
+        """A node has sent something as the publisher of a stream."""
         if sender == stream.publisher or self._seats.get(stream) == sender:
             return
-        self._forget(stream)
+        before = self._seats.pop(stream, None)
+        if before is not None:
+            self._streams[before].remove(stream)
         self._seats[stream] = sender
         streams = self._streams.setdefault(sender, deque())
         streams.append(stream)
         if len(streams) > STREAMS_OF_A_SEAT:
             del self._seats[streams.popleft()]
 
-    def _forget(self, stream: Stream) -> None:
-        before = self._seats.pop(stream, None)
-        if before is not None:
-            self._streams[before].remove(stream)
-
     def of(self, stream: Stream) -> NodeId:
-        """Whom to tell about a stream."""
+        """The node that is told about a stream."""
         return self._seats.get(stream, stream.publisher)
 
 
-class Decided(LogRecord, frozen=True, tag=True):
+class Decided(InstanceRecord, frozen=True, tag=True):
     """This batch was decided in this instance."""
 
-    instance: int
     batch: Batch
 
-    @property
-    def place(self) -> int:
-        """Later records at the same place replace earlier ones."""
-        return self.instance
 
-
-class Snapshot(LogRecord, frozen=True, tag=True):
+class Snapshot(InstanceRecord, frozen=True, tag=True):
     """The state at a checkpoint."""
 
-    instance: int
     image: bytes
-
-    @property
-    def place(self) -> int:
-        """Later records at the same place replace earlier ones."""
-        return self.instance
 
 
 class LogContext:
-    """What a log knows of the world."""
+    """What a log knows of its broker, its cell and its channels."""
 
     __slots__ = (
         "epoch",
@@ -134,9 +118,9 @@ class LogContext:
         self.log_of = log_of
         #: Drawn anew whenever this broker starts.
         self.life = life
-        #: Whom to tell in which life a peer is.
+        #: Called with a peer and the life that it says it is in.
         self.hear_life = hear_life
-        #: The epoch that this broker goes by.
+        #: The present epoch of this broker.
         self.epoch = epoch
         #: The epoch of a manifest that may follow it; 0 if it may not.
         self.follows = follows
@@ -155,75 +139,74 @@ class Execution:
     """What one log has ordered, and what waits for it."""
 
     __slots__ = (
-        "_around",
+        "_context",
         "_durable",
         "_ends",
         "_log",
         "_stored",
         "_unneeded",
+        "ack_targets",
         "backfill",
         "epochs",
         "executed",
         "offers",
         "safe",
         "state",
-        "voices",
     )
 
     def __init__(
-        self, log: Protection, around: LogContext, state: State, *, signed: bool, durable: bool
+        self, log: Protection, context: LogContext, state: State, *, signed: bool, durable: bool
     ) -> None:
         self._log = log
-        self._around = around
+        self._context = context
         self._durable = durable
         self.state = state
         self.offers = Offers(
-            around.keyring,
-            around.hash,
+            context.keyring,
+            context.hash,
             signed=signed,
-            limits=around.limits,
+            limits=context.limits,
             served=lambda stream: state.served.get(stream, 0),
-            entitled=lambda stream: around.may_publish(stream),
+            entitled=lambda stream: context.may_publish(stream),
         )
-        self.epochs = Epochs(around.hash, lambda data: around.follows(data), around.epoch)
+        self.epochs = Epochs(context.hash, lambda data: context.follows(data), context.epoch)
         self.backfill = Backfill()
-        #: Who is told how far a stream has been ordered.
-        self.voices = Voices()
+        self.ack_targets = AckTargets()
         #: Every instance up to this one has been executed; only grows.
         self.executed = 0
         #: The disk knows what was executed up to here.
         self.safe = 0
-        #: What is not retained any more and goes with the next checkpoint: until that is on disk,
-        #: whoever restarts executes again what came after the last one. Grows no further than that.
+        #: What is not retained any more and leaves the disk with the next checkpoint: before that a
+        #: restart executes again what came after the last one. Grows no further than that.
         self._unneeded: list[Effect] = []
-        #: Where channels stood at checkpoints that are not stable yet.
+        #: The next position of each channel at checkpoints that are not stable yet.
         self._ends: dict[int, dict[Channel, int]] = {}
         #: Offers that the disk held when this broker started; empty once it runs.
         self._stored: dict[tuple[Stream, int], Stored] = {}
 
     def missing(self, batch: Batch) -> list[Item]:
-        """What of a batch is neither here nor ordered already."""
+        """Items of a batch that are neither here nor ordered already."""
         return [
             item
             for item in batch
             if (
                 self.epochs.lacks(item)
                 if item.stream == EPOCHS
-                else item.stream != BIRTH
+                else item.stream != GENESIS
                 and not self.offers.holds(item)
                 and item.last > self.state.served.get(item.stream, 0)
             )
         ]
 
     def lacking(self, batch: Batch) -> list[Item]:
-        """What must come before the next batch can be executed."""
+        """Items that must come before the next batch can be executed."""
         named = epoch_item(batch)
         if named is not None:
             return [named] if self.epochs.lacks(named) else []
         return [item for item in self.state.takes(batch) if not self.offers.holds(item)]
 
     def taken(self, batch: Batch) -> list[Item] | None:
-        """What of the next batch gets positions; None if some of it is not here."""
+        """Items of the next batch that get positions; None if some of them are not here."""
         named = epoch_item(batch)
         if named is not None and self.epochs.lacks(named):
             return None
@@ -242,25 +225,25 @@ class Execution:
         held = self.offers.find(stream, first)
         if held is not None:
             return held.offer, held.bodies
-        log = self._around.log_of(stream.channel)
+        log = self._context.log_of(stream.channel)
         return None if log is None else log.find(stream, first)
 
-    def let_go(self, batch: Batch) -> bool:
-        """Whether some of a batch that was executed can be had here no longer."""
+    def has_dropped(self, batch: Batch) -> bool:
+        """Whether this broker no longer holds all contents of a batch that it executed."""
         return any(
             item.stream.publisher != CELL and self.find(item.stream, item.first) is None
             for item in batch
         )
 
     def ack(self, stream: Stream, to: NodeId | None = None) -> Send:
-        """How far a stream has been ordered, for whoever asks or spoke for it last."""
+        """How far a stream has been ordered, for the node that asks or published on it last."""
         served = self.state.served.get(stream, 0)
-        credit = served + self._around.limits(stream).window
+        credit = served + self._context.limits(stream).window
         if stream.line is not None and self.state.over(stream):
             credit = 0
         chain = self.state.chains.get(stream, b"")
         ack = Ack(stream, served, credit, served, chain=chain)
-        return Send((to or self.voices.of(stream),), ack)
+        return Send((to or self.ack_targets.of(stream),), ack)
 
     @property
     def oldest(self) -> Millis | None:
@@ -306,9 +289,9 @@ class Execution:
         for extent in self.state.apply(batch):
             served[extent.stream] = None
             held = self.offers.find(extent.stream, extent.first)
-            log = self._around.log_of(extent.stream.channel)
+            log = self._context.log_of(extent.stream.channel)
             if held is not None and log is not None:
-                log.birth = self.state.birth
+                log.log_id = self.state.log_id
                 for effect in log.append(extent, held.offer, held.bodies):
                     late = isinstance(effect, Forget)
                     (self._unneeded if late else effects).append(effect)
@@ -328,12 +311,12 @@ class Execution:
         return effects + self._sweep()
 
     def keep(self, offer: Offer, bodies: Bodies) -> list[Effect]:
-        """Have an offer on disk before anything that is said about it."""
+        """Write an offer to disk before any vote for it."""
         swept = self._sweep()  # before it is written: it may take the place of one that went
         return [*swept, Persist(Stored(offer, bodies), lazy=True)] if self._durable else []
 
     def _sweep(self) -> list[Effect]:
-        """Offers that were let go without having been ordered leave the disk as well."""
+        """Offers that were dropped without having been ordered leave the disk as well."""
         dropped, self.offers.dropped = self.offers.dropped, []
         if not self._durable:
             return []
@@ -350,7 +333,7 @@ class Execution:
         )
 
     def forget(self, upto: int, stable: int = 0) -> list[Effect]:
-        """What was voted and decided up to an instance is needed no longer, nor older states."""
+        """Remove from disk what was voted and decided up to an instance, and older states."""
         if not self._durable:
             return []
         owner = self._log.value
@@ -373,9 +356,9 @@ class Execution:
         return StateImage(self.executed, image), self._keep(image)
 
     def settle(self, instance: int) -> None:
-        """A checkpoint is stable: of what lies before it nobody needs the contents any more."""
+        """A checkpoint is stable: nobody needs the contents of what lies before it."""
         for channel, end in self._ends.get(instance, {}).items():
-            log = self._around.log_of(channel)
+            log = self._context.log_of(channel)
             if log is not None:
                 log.spare = max(log.spare, end)
         self._ends = {made: ends for made, ends in self._ends.items() if made > instance}
@@ -392,7 +375,7 @@ class Execution:
         return [Persist(Snapshot(self._log, self.executed, image), lazy=True), *unneeded]
 
     def jump(self, instance: int, image: bytes) -> list[Effect] | None:
-        """Go on from a state that others vouch for; None if it is none."""
+        """Continue from a state that others vouch for; None if it cannot be decoded."""
         if not self.state.load(image):
             return None
         self.executed = instance
@@ -424,11 +407,11 @@ class Execution:
         return None if stored is None else (stored.offer, stored.bodies)
 
     def _look_back(self) -> None:
-        """Go on after the newest position of every channel, and see to what lies before."""
+        """Continue after the newest position of every channel, and fetch what lies before."""
         for channel, head in self.state.heads.items():
-            log = self._around.log_of(channel)
+            log = self._context.log_of(channel)
             if log is not None:
-                log.birth = self.state.birth
+                log.log_id = self.state.log_id
                 log.skip_to(head.next)
                 self.backfill.want(log, self.state.extents.get(channel, ()))
 

@@ -1,44 +1,51 @@
-"""What comes into a log: offers by publishers, offers that brokers pass on, and manifests."""
+"""How offers, manifests and batches reach a log: from publishers, and from other brokers.
+
+Rights change with epochs, and brokers enter an epoch at different moments. A publisher that lost
+its right offers nothing more, and no leader chooses its earlier offers. But if some brokers refused
+a batch that others have voted for, the log would stop or change leaders for ever. So a broker still
+votes for an offer that it took while the publisher had the right, and for whatever must be decided
+because others may have decided it.
+"""
 
 from __future__ import annotations
 
-from quorumcast.broadcast.messages import Open, Outlived
-from quorumcast.core.ids import BIRTH, EPOCHS, Lane, Millis, NodeId
+from quorumcast.broadcast.messages import Cursor, Open, Outlived
+from quorumcast.core.ids import EPOCHS, GENESIS, Lane, Millis, NodeId
+from quorumcast.core.limits import MAX_FETCH
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Send, Suspect, Suspicion
-from quorumcast.ordering.birth import Birth
 from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.epochs import epoch_item
 from quorumcast.ordering.execution import Execution, LogContext
-from quorumcast.ordering.fetching import Fetching
-from quorumcast.ordering.messages import Offer, Propose
+from quorumcast.ordering.genesis import Genesis
+from quorumcast.ordering.leader_change import LeaderChange
+from quorumcast.ordering.messages import Batch, Fetch, Fetched, Item, Offer, Propose
+
+#: Offers sent in answer to one Fetch, and decisions looked ahead when fetching.
+SENT_AT_ONCE = 256
+AHEAD = 128
 
 
-class Rights:
-    """Which publishers may be ordered, while rights change from one epoch to the next.
+class Intake:
+    """What one broker takes into one log."""
 
-    A publisher that lost its right offers nothing more, and no leader chooses its earlier offers.
-    But brokers enter an epoch at different moments. If some refused a batch that others have voted
-    for, the log would stop or change leaders for ever. So a broker accepts an offer that it took
-    while the publisher had the right, and whatever must be decided because others may have decided
-    it.
-    """
-
-    __slots__ = ("_around", "_birth", "_consensus", "_execution")
+    __slots__ = ("_consensus", "_context", "_execution", "_genesis")
 
     def __init__(
-        self, around: LogContext, consensus: Consensus, execution: Execution, birth: Birth
+        self, context: LogContext, consensus: Consensus, execution: Execution, genesis: Genesis
     ) -> None:
-        self._around = around
-        self._birth = birth
+        self._context = context
         self._consensus = consensus
         self._execution = execution
+        self._genesis = genesis
 
-    def may_offer(self, offer: Offer, *, direct: bool) -> bool:
+    # ---------------------------------------------------------------- rights
+
+    def _may_offer(self, offer: Offer, *, direct: bool) -> bool:
         """Whether an offer may come in; from another broker also if it must be decided."""
         stream = offer.stream
         if self._execution.state.over(stream):
             return False
-        return self._around.may_publish(stream) or (not direct and self._must_decide(offer))
+        return self._context.may_publish(stream) or (not direct and self._must_decide(offer))
 
     def _must_decide(self, offer: Offer) -> bool:
         bound = self._consensus.conclusion.values
@@ -50,39 +57,21 @@ class Rights:
 
     def may_propose(self, message: Propose) -> bool:
         """Whether a batch may be ordered."""
-        if not self._birth.may_propose(message.batch):
+        if not self._genesis.may_propose(message.batch):
             return False
         offers = self._execution.offers
         if epoch_item(message.batch) is not None:
             if self._execution.epochs.may_propose(message.batch):
                 return True
         elif all(
-            i.stream == BIRTH or self._around.may_publish(i.stream) or offers.holds(i)
+            i.stream == GENESIS or self._context.may_publish(i.stream) or offers.holds(i)
             for i in message.batch
         ):
             return True
         bound = self._consensus.conclusion.values.get(message.instance)
-        return bound == value_of(self._around.hash, message.batch)
+        return bound == value_of(self._context.hash, message.batch)
 
-
-class Intake:
-    """What one broker takes into one log."""
-
-    __slots__ = ("_around", "_consensus", "_execution", "_fetching", "_rights")
-
-    def __init__(
-        self,
-        around: LogContext,
-        consensus: Consensus,
-        execution: Execution,
-        rights: Rights,
-        fetching: Fetching,
-    ) -> None:
-        self._around = around
-        self._consensus = consensus
-        self._execution = execution
-        self._rights = rights
-        self._fetching = fetching
+    # ---------------------------------------------------------------- offers
 
     def on_open(self, sender: NodeId, message: Open) -> list[Effect]:
         """A publisher asks how far it has been ordered."""
@@ -95,29 +84,29 @@ class Intake:
             if newest >> 1 > stream.life:
                 told = Send((sender,), Outlived(stream, newest))
                 return [Drop(DropReason.OUTLIVED, sender), told]
-        self._execution.voices.hear(sender, stream)
+        self._execution.ack_targets.note(sender, stream)
         return [self._execution.ack(stream, sender)]
 
     def on_offer(self, sender: NodeId, offer: Offer, bodies: Bodies, now: Millis) -> list[Effect]:
         """A run to be ordered, from its publisher or from another broker."""
         stream = offer.stream
         direct = stream.spoken_by(sender)
-        if not direct and sender not in self._around.members:
+        if not direct and sender not in self._context.members:
             return [Drop(DropReason.WRONG_SENDER, sender)]
         if stream == EPOCHS:
             return self.on_epoch(offer, bodies, now, sender)
         if not direct and self._was_decided(offer, bodies, now):
             return self._execution.keep(offer, bodies)
-        if not self._rights.may_offer(offer, direct=direct):
-            # Whoever goes on with a stream that has ended meanwhile is told so.
+        if not self._may_offer(offer, direct=direct):
+            # A publisher that resumes a stream which has ended meanwhile is told so.
             told = direct and stream.line is not None
             ended = [self._execution.ack(stream, sender)] if told else []
             over = self._execution.state.over(stream)
             return [Drop(DropReason.OUTLIVED if over else DropReason.NO_RIGHT, sender), *ended]
-        if not direct and self._fetching.stands_by_another(offer):
+        if not direct and self._voted_for_another(offer):
             return [Drop(DropReason.CONFLICT, sender)]
         if direct:
-            self._execution.voices.hear(sender, stream)
+            self._execution.ack_targets.note(sender, stream)
         named = not direct and self._consensus.awaits(offer)
         held = self._execution.offers.add(sender, offer, bodies, now, named=named)
         if not isinstance(held, DropReason):
@@ -128,6 +117,27 @@ class Intake:
         if held is DropReason.DUPLICATE and direct:
             effects.append(self._execution.ack(stream, sender))
         return effects
+
+    def _voted_for_another(self, offer: Offer) -> bool:
+        """Whether this broker voted for another version of a run, and may have to produce it.
+
+        Two versions by a lying publisher are both signed. If one that was voted for gave way to the
+        other at every broker, a batch could be decided that nobody could execute.
+        """
+        consensus = self._consensus
+        for instance, slot in consensus.slots.items():
+            regency, value = slot.proposed
+            if regency != consensus.regency or not consensus.synced:
+                value = slot.accepted[1] or next(reversed(slot.written), b"")
+            elif not slot.wrote(regency):
+                value = b""  # what was voted for before was not decided
+            if instance > self._execution.executed and any(
+                (item.stream, item.first) == (offer.stream, offer.first)
+                and item.digests != offer.digests
+                for item in slot.batches.get(slot.decided or value, ())
+            ):
+                return True
+        return False
 
     def on_epoch(
         self, offer: Offer, bodies: Bodies, now: Millis, sender: NodeId | None = None
@@ -158,3 +168,97 @@ class Intake:
         for instance, _ in self._consensus.waiting():
             effects += self._consensus.consider(instance)
         return effects
+
+
+class Fetching:
+    """Asks other brokers for batches and offers that decisions and proposals name, and answers.
+
+    One broker after the other is asked: the leader has what it proposes, and brokers that wrote a
+    value hold everything in it.
+    """
+
+    __slots__ = ("_change", "_consensus", "_context", "_execution", "_turn")
+
+    def __init__(
+        self, context: LogContext, consensus: Consensus, execution: Execution, change: LeaderChange
+    ) -> None:
+        self._context = context
+        self._consensus = consensus
+        self._execution = execution
+        self._change = change
+        #: Counts requests: whose turn it is to be asked.
+        self._turn = 0
+
+    def on_fetch(self, sender: NodeId, message: Fetch) -> list[Effect]:
+        """Send what is here."""
+        wanted = set(message.values)
+        effects: list[Effect] = [
+            Send((sender,), Fetched(message.log, batch))
+            for slot in self._consensus.slots.values()
+            for value, batch in slot.batches.items()
+            if value in wanted
+        ]
+        for cursor in message.offers[:SENT_AT_ONCE]:
+            if cursor.stream == EPOCHS:
+                manifests = self._execution.epochs.versions(cursor.next)
+                effects += [Send((sender,), *manifest) for manifest in manifests]
+                continue
+            found = self._execution.find(cursor.stream, cursor.next)
+            if found is not None:
+                effects.append(Send((sender,), *found))
+        return effects
+
+    def on_fetched(self, message: Fetched) -> None:
+        """A batch, if it is one that was asked for."""
+        value = value_of(self._context.hash, message.batch)
+        for instance, slot in list(self._consensus.slots.items()):
+            if slot.decided == value or value in self._change.lacking_at(instance):
+                slot.keep(value, message.batch)
+
+    def on_proposed(self, leader: NodeId, batch: Batch) -> list[Effect]:
+        """Ask the leader at once for runs of which their publisher sent this broker other versions.
+
+        What has not come yet comes from its publisher in a moment; this never does.
+        """
+        if not any(batch is waiting for _, waiting in self._consensus.waiting()):
+            return []
+        missing = self._execution.missing(batch)
+        differing = self._execution.offers.differing(missing)
+        wanted = [Cursor(item.stream, item.first) for item in missing if item.stream in differing]
+        if not wanted:
+            return []
+        return [Send((leader,), Fetch(self._consensus.log, (), tuple(wanted[:MAX_FETCH])))]
+
+    def ask(self) -> list[Effect]:
+        """Ask for what keeps this broker from writing or executing."""
+        consensus, execution = self._consensus, self._execution
+        values: list[bytes] = []
+        items: list[Item] = []
+        for instance in range(execution.executed + 1, consensus.decided + 1)[:AHEAD]:
+            if len(items) >= MAX_FETCH:
+                break
+            slot = consensus.slots.get(instance)
+            batch = consensus.batch(instance)
+            if batch is not None:
+                # Only of the next one is it known what it needs; of the others, what it names.
+                nearest = instance == execution.executed + 1
+                items += execution.lacking(batch) if nearest else execution.missing(batch)
+            elif slot is not None:
+                values.append(slot.decided)
+        for _, batch in consensus.waiting():
+            items += execution.missing(batch)
+        offers = execution.backfill.wanted()
+        if execution.unseen_epoch:
+            offers.append(Cursor(EPOCHS, execution.state.epoch))
+        offers += [Cursor(item.stream, item.first) for item in items]
+        peers = self._context.peers
+        if not peers or not (values or offers):
+            return []
+        request = Fetch(consensus.log, tuple(values[:MAX_FETCH]), tuple(offers[:MAX_FETCH]))
+        # The leader every other time: it has what it proposed, unless it lies.
+        turn, other = divmod(self._turn, 2)
+        self._turn += 1
+        asked = consensus.leader
+        if other or asked not in peers:
+            asked = peers[turn % len(peers)]
+        return [Send((asked,), request)]

@@ -23,7 +23,7 @@ from quorumcast.ordering.state import Extent, extent_root
 class OrderedLog(Carrier):
     """The broker side of a channel with total order: what was decided, by position."""
 
-    __slots__ = ("_extents", "_offers", "birth", "spare")
+    __slots__ = ("_extents", "_offers", "log_id", "spare")
 
     #: Where the last stable checkpoint ends. Whoever comes late executes what was ordered since
     #: and needs the contents, whatever their age.
@@ -37,7 +37,7 @@ class OrderedLog(Carrier):
         #: The offers that they are parts of, for brokers that lack them.
         self._offers: dict[tuple[Stream, int], tuple[Offer, Bodies]] = {}
         #: b"" while there are no positions.
-        self.birth = b""
+        self.log_id = b""
         self.spare = 1
 
     def append(self, extent: Extent, offer: Offer, bodies: Bodies) -> list[Effect]:

@@ -304,8 +304,8 @@ class Offers:
         held = self.find(item.stream, item.first)
         return held is not None and held.offer.digests == item.digests
 
-    def told_otherwise(self, missing: Iterable[Item]) -> set[Stream]:
-        """Of whose numbers other runs are here than those that are missing."""
+    def differing(self, missing: Iterable[Item]) -> set[Stream]:
+        """Streams of which this broker holds other runs than those that are missing."""
         spans: dict[Stream, tuple[int, int]] = {}
         for item in missing:
             low, high = spans.get(item.stream, (item.first, 0))

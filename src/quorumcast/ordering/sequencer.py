@@ -1,7 +1,7 @@
 """One log of a broker: offers in, consensus among the brokers, positions out.
 
 Composes the rest of this room and adds what belongs to none of it: when to propose, when to
-execute, when to say something again, and how to go on with what the disk held.
+execute, when to retransmit, and how to restart from disk.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.message import Message
 from quorumcast.core.quorum import OrderQuorums, Protection
-from quorumcast.ordering.birth import Birth, Lived
-from quorumcast.ordering.catchup import LOG_REACH, CatchUp
-from quorumcast.ordering.caution import Caution
-from quorumcast.ordering.checkpoints import Checkpoints
+from quorumcast.ordering.amnesia import AmnesiaGuard
+from quorumcast.ordering.checkpoints import LOG_REACH, CatchUp, Checkpoints
 from quorumcast.ordering.consensus import Consensus, Voted, value_of
 from quorumcast.ordering.epochs import epoch_item, first_regency
 from quorumcast.ordering.execution import Decided, Execution, LogContext, Snapshot
-from quorumcast.ordering.fetching import Fetching
-from quorumcast.ordering.intake import Intake, Rights
-from quorumcast.ordering.leading import Leading
+from quorumcast.ordering.genesis import Genesis, Lived
+from quorumcast.ordering.intake import Fetching, Intake
+from quorumcast.ordering.leader_change import LeaderChange, LeaderTimeout, Moved
 from quorumcast.ordering.messages import (
     Accept,
     Chunk,
@@ -54,16 +52,15 @@ from quorumcast.ordering.messages import (
     Write,
 )
 from quorumcast.ordering.offers import Stored
-from quorumcast.ordering.patience import Patience
+from quorumcast.ordering.proposer import Proposer
 from quorumcast.ordering.state import State
-from quorumcast.ordering.succession import Moved, Succession
 
 TICK_MS = 100
 IDLE_TICK_MS = 500
 
 
 class Tick(Timer, frozen=True, tag=True):
-    """Look after a log."""
+    """Retransmit, catch up, and check the leader timeout of a log."""
 
     log: Protection
 
@@ -72,42 +69,34 @@ class Sequencer:
     """The machine of one log."""
 
     __slots__ = (
-        "_around",
-        "_birth",
-        "_caution",
+        "_amnesia",
+        "_change",
         "_checkpoints",
         "_consensus",
+        "_context",
         "_execution",
         "_fetching",
         "_follows",
+        "_genesis",
         "_intake",
+        "_is_new_epoch",
         "_kept",
-        "_leading",
         "_life",
         "_log",
-        "_patience",
-        "_patient",
+        "_proposer",
         "_restored",
-        "_rights",
         "_seen",
-        "_succession",
         "_terms",
         "_ticking",
+        "_timeout",
         "catch_up",
     )
-
-    #: The parts; a test of the checkers may put in worse ones.
-    consensus: type[Consensus] = Consensus
-    succession: type[Succession] = Succession
-    catching_up: type[CatchUp] = CatchUp
-    state: type[State] = State
-    birth: type[Birth] = Birth
 
     def __init__(
         self,
         log: Protection,
         quorums: OrderQuorums,
-        around: LogContext,
+        context: LogContext,
         *,
         durable: bool,
         window: int,
@@ -115,15 +104,15 @@ class Sequencer:
         follows: bool = False,
     ) -> None:
         self._log = log
-        self._around = around
+        self._context = context
         #: Whether it is kept on disk, how far it runs ahead, decisions between two checkpoints.
         self._terms = (durable, window, checkpoint)
         #: Whether the log is older than the epoch in which this broker starts.
         self._follows = follows
-        state = type(self).state(around.retained)
-        self._execution = Execution(log, around, state, signed=quorums.byzantine, durable=durable)
+        state = State(context.retained)
+        self._execution = Execution(log, context, state, signed=quorums.byzantine, durable=durable)
         #: The life of this broker in this log; only a disk keeps it longer than the process.
-        self._life = around.life
+        self._life = context.life
         #: Whether it has been written.
         self._kept = not durable
         self._assemble(quorums)
@@ -135,49 +124,39 @@ class Sequencer:
 
     def _assemble(self, quorums: OrderQuorums) -> None:
         """Everything that depends on who the brokers are, around what has been executed."""
-        kind, around, execution = type(self), self._around, self._execution
+        context, execution = self._context, self._execution
         durable, window, checkpoint = self._terms
-        consensus = self._consensus = kind.consensus(
+        consensus = self._consensus = Consensus(
             self._log,
-            around.me,
-            around.members,
+            context.me,
+            context.members,
             quorums,
-            around.hash,
+            context.hash,
             durable=durable,
             window=window,
             kept=LOG_REACH + 2 * checkpoint,
             holds=lambda batch: not execution.missing(batch),
-            first=first_regency(around.epoch),
+            first=first_regency(context.epoch),
         )
-        self.catch_up = kind.catching_up(
-            consensus, quorums, around.hash, lambda: execution.executed
-        )
-        self._birth = kind.birth(around, quorums, execution, self.catch_up, self._life)
-        self._succession = kind.succession(
-            consensus, quorums, around.keyring, self._birth, durable=durable
-        )
-        self._caution = Caution(around, quorums, consensus, self.catch_up)
-        self._rights = Rights(around, consensus, execution, self._birth)
-        self._fetching = Fetching(around, consensus, execution, self._succession)
+        self.catch_up = CatchUp(consensus, quorums, context.hash, lambda: execution.executed)
+        genesis = Genesis(context, quorums, execution, self.catch_up, self._life)
+        change = LeaderChange(consensus, quorums, context.keyring, genesis, durable=durable)
+        self._genesis, self._change = genesis, change
+        self._amnesia = AmnesiaGuard(context.me, quorums, consensus, self.catch_up)
+        self._fetching = Fetching(context, consensus, execution, change)
         self._checkpoints = Checkpoints(
-            around,
-            quorums,
-            consensus,
-            execution,
-            self._succession,
-            self.catch_up,
-            every=checkpoint,
+            context, quorums, consensus, execution, self.catch_up, every=checkpoint
         )
-        self._patience = Patience(around, consensus, execution, self._succession)
-        self._intake = Intake(around, consensus, execution, self._rights, self._fetching)
-        #: Whether patience with a new leader begins with the next event.
-        self._patient = False
-        self._leading = Leading(consensus, execution, self._caution, self._birth)
+        self._timeout = LeaderTimeout(consensus, execution, change)
+        self._intake = Intake(context, consensus, execution, genesis)
+        self._proposer = Proposer(consensus, execution, self._amnesia, genesis)
+        #: Whether the leader timeout is to be reset with the next event.
+        self._is_new_epoch = False
 
     # ---------------------------------------------------------------- epochs
 
     def offer_epoch(self, data: bytes, now: Millis) -> list[Effect]:
-        """The operator wants this manifest to follow."""
+        """Let this manifest be ordered to follow the present one."""
         return self._intake.on_epoch(self._execution.epochs.offer(data), (data,), now)
 
     @property
@@ -186,14 +165,14 @@ class Sequencer:
         return self._execution.passed
 
     def begin_epoch(self, quorums: OrderQuorums) -> None:
-        """Go on with the brokers of the epoch that `around` speaks of now.
+        """Go on with the brokers of the epoch that the context names now.
 
         What was executed stays. Of what was decided beyond, only what is known to lie before the
         instance in which the epoch was ordered; this broker takes no part before it knows that one.
         """
-        consensus, caution, held = self._consensus, self._caution, self.catch_up.held
+        consensus, amnesia, held = self._consensus, self._amnesia, self.catch_up.held
         execution = self._execution
-        execution.epochs.begin(self._around.epoch)
+        execution.epochs.begin(self._context.epoch)
         stands = execution.executed
         while stands < consensus.decided and not execution.reached:
             batch = consensus.batch(stands + 1)
@@ -203,20 +182,20 @@ class Sequencer:
         self._assemble(quorums)
         self._consensus.follow(consensus, stands)
         self.catch_up.held = held
-        self._caution.follow(caution)
-        self._patient = True
+        self._amnesia.follow(amnesia)
+        self._is_new_epoch = True
         self._consensus.late = True
         self._maybe_begin()
 
     def _maybe_begin(self) -> None:
-        """Take part, once it is known in which instance the epoch began."""
+        """Take part in the epoch, once it is known in which instance it began."""
         if self._consensus.late and self._execution.reached:
             since = self._execution.state.since
             self._consensus.begin(since)
-            # Nobody may decide anew what lies before: whoever gives its word says so.
-            self._succession.stable = max(self._succession.stable, since)
+            # Nobody may decide anew what lies before: stop statements say so.
+            self._consensus.stable = max(self._consensus.stable, since)
 
-    # ------------------------------------------------------------- for people
+    # ------------------------------------------------------------- status
 
     def standing(self) -> Standing:
         """How far this broker is."""
@@ -227,12 +206,12 @@ class Sequencer:
             consensus.decided,
             max(consensus.slots, default=consensus.decided),
             consensus.synced,
-            self._caution.fresh,
+            self._amnesia.listening,
             0 if checkpoint is None else checkpoint.instance,
             b"" if checkpoint is None else checkpoint.root,
-            self._caution.awake,
+            self._amnesia.awake,
             self._life,
-            self._around.life,
+            self._context.life,
         )
 
     @property
@@ -246,10 +225,15 @@ class Sequencer:
         return self._execution.executed
 
     @property
+    def blind(self) -> int:
+        """Up to this instance this broker may have voted in a life that it does not remember."""
+        return self._consensus.blind
+
+    @property
     def late(self) -> bool:
         """Whether this broker still listens, executes or fetches what the others have."""
         behind = self.catch_up.behind() or self._execution.executed < self._consensus.decided
-        waits = self._caution.fresh or self._consensus.late
+        waits = self._amnesia.listening or self._consensus.late
         return waits or behind or bool(self._execution.backfill)
 
     def sizes(self) -> dict[str, int]:
@@ -260,7 +244,7 @@ class Sequencer:
             **self.catch_up.sizes(),
             "epochs": len(self._execution.epochs),
             "served_streams": len(self._execution.state.served),
-            "voices": len(self._execution.voices),
+            "ack_targets": len(self._execution.ack_targets),
         }
 
     # ---------------------------------------------------------------- events
@@ -282,8 +266,8 @@ class Sequencer:
             case Persisted(record=Decided(instance=safe) | Snapshot(instance=safe)):
                 self._execution.safe = max(self._execution.safe, safe)
             case Persisted(record=Moved() as moved):
-                effects += self._succession.on_moved(moved, now)
-            case Connected(peer=peer) if peer in self._around.members:
+                effects += self._change.on_moved(moved, now)
+            case Connected(peer=peer) if peer in self._context.members:
                 effects.append(Send((peer,), self.standing()))
             case _:
                 return effects
@@ -297,7 +281,7 @@ class Sequencer:
                 return self._intake.on_offer(sender, message, event.bodies, now)
             case Open():
                 return self._intake.on_open(sender, message)
-            case _ if sender not in self._around.members:
+            case _ if sender not in self._context.members:
                 return [Drop(DropReason.WRONG_SENDER, sender)]
             case Write() | Accept():
                 return self._consensus.on_vote(sender, message)
@@ -306,16 +290,16 @@ class Sequencer:
             case Standing():
                 return self._on_standing(sender, message, now)
             case Stop():
-                return self._succession.on_stop(sender, message, now)
+                return self._change.on_stop(sender, message, now)
             case StopData():
-                return self._succession.on_stop_data(sender, message, now)
+                return self._change.on_stop_data(sender, message, now)
             case Sync():
-                return self._succession.on_sync(sender, message, now)
+                return self._change.on_sync(sender, message, now)
             case Fetch():
                 return self._fetching.on_fetch(sender, message)
             case Fetched():
                 self._fetching.on_fetched(message)
-                return [] if self._succession.lacking() else self._succession.begin(now)
+                return [] if self._change.lacking() else self._change.maybe_lead(now)
             case LogQuery():
                 return self._checkpoints.on_log_query(sender, message)
             case LogPart():
@@ -330,15 +314,15 @@ class Sequencer:
                 return [Drop(DropReason.UNEXPECTED, sender)]
 
     def _go_on(self, now: Millis) -> list[Effect]:
-        """Execute what was decided, propose what waits, keep looking after it all."""
-        if self._patient:
-            self._patient = False
-            self._patience.regain(now)
+        """Execute what was decided, propose what waits, and keep the tick going."""
+        if self._is_new_epoch:
+            self._is_new_epoch = False
+            self._timeout.reset(now)
         effects = self._execute(now)
         if not self._kept:
             self._kept = True
             effects.append(Persist(Lived(self._log, self._life), lazy=True))
-        effects += self._leading.propose(now)
+        effects += self._proposer.propose(now)
         if not self._ticking:
             self._ticking = True
             effects.append(SetTimer(Tick(self._log), TICK_MS if self._busy else IDLE_TICK_MS))
@@ -358,7 +342,7 @@ class Sequencer:
     # --------------------------------------------------------------- consensus
 
     def _on_propose(self, sender: NodeId, message: Propose) -> list[Effect]:
-        if not self._rights.may_propose(message):
+        if not self._intake.may_propose(message):
             return [Drop(DropReason.NO_RIGHT, sender)]
         effects = self._consensus.on_propose(sender, message)
         return effects + self._fetching.on_proposed(sender, message.batch)
@@ -367,17 +351,17 @@ class Sequencer:
 
     def _execute(self, now: Millis) -> list[Effect]:
         execution = self._execution
-        effects = self._checkpoints.arrive()
+        effects = self._checkpoints.maybe_install()
         self._maybe_begin()
         while execution.executed < self._consensus.decided and not execution.halted:
             batch = self._consensus.batch(execution.executed + 1)
             if batch is None or (taken := execution.taken(batch)) is None:
                 break  # the next tick asks for what is lacking
             if taken:
-                self._patience.regain(now)
+                self._timeout.reset(now)
             effects += execution.apply(batch)
             self._maybe_begin()
-            if self._checkpoints.make():
+            if self._checkpoints.maybe_make():
                 effects += self._checkpoints.announce(self.standing())
         return effects
 
@@ -385,16 +369,16 @@ class Sequencer:
 
     def _on_standing(self, sender: NodeId, message: Standing, now: Millis) -> list[Effect]:
         self.catch_up.standings[sender] = message
-        self._around.hear_life(sender, message.started)
-        effects = self._succession.on_standing(sender, message)
-        effects += self._checkpoints.settle()
-        if self._caution.listen():
-            self._patience.regain(now)
+        self._context.hear_life(sender, message.started)
+        effects = self._change.on_standing(sender, message)
+        effects += self._checkpoints.maybe_stabilise()
+        if self._amnesia.listen():
+            self._timeout.reset(now)
             if self._consensus.blind:
-                self._leading.former = max(self._caution.regency, self._consensus.regency)
-            effects.append(Send(self._around.peers, self.standing()))
-            if self._caution.regency > self._consensus.regency:
-                effects += self._succession.enter(self._caution.regency, now)
+                self._proposer.barred = max(self._amnesia.regency, self._consensus.regency)
+            effects.append(Send(self._context.peers, self.standing()))
+            if self._amnesia.regency > self._consensus.regency:
+                effects += self._change.enter(self._amnesia.regency, now)
         return effects
 
     # --------------------------------------------------------------- the clock
@@ -403,22 +387,22 @@ class Sequencer:
         consensus = self._consensus
         effects: list[Effect] = []
         if self._seen == consensus.decided:
-            effects.append(Send(self._around.peers, self.standing()))
+            effects.append(Send(self._context.peers, self.standing()))
             if self._busy:
-                effects += consensus.repeat()
-                effects += self._succession.repeat(now)
+                effects += consensus.retransmit()
+                effects += self._change.retransmit(now)
             if not consensus.synced:
                 self._execution.offers.unname(consensus.named())
         self._seen = consensus.decided
         self._checkpoints.provide()
         effects += self.catch_up.ask()
         effects += self._fetching.ask()
-        self._caution.relent(now)
+        self._amnesia.maybe_take_part(now)
         late = self._execution.executed < consensus.decided or self.catch_up.behind()
         late = late or consensus.late or self._execution.halted
-        if self._caution.fresh or late or consensus.decided < consensus.blind:
-            return effects  # whoever is late itself blames nobody
-        return effects + self._patience.lose(now)
+        if self._amnesia.listening or late or consensus.decided < consensus.blind:
+            return effects  # a broker that is late itself blames no leader
+        return effects + self._timeout.check(now)
 
     # --------------------------------------------------------------- the disk
 
@@ -427,8 +411,8 @@ class Sequencer:
         records, self._restored = self._restored, None
         if records is None:
             return []
-        self._caution.remember()
-        self._patience.regain(now)
+        self._amnesia.remember()
+        self._timeout.reset(now)
         execution, consensus = self._execution, self._consensus
         # Votes of an earlier epoch count for nothing, and perhaps it began beyond what is here.
         consensus.late = self._follows
@@ -442,14 +426,14 @@ class Sequencer:
                 case Voted():
                     consensus.restore(record)
                 case Moved():
-                    self._succession.restore(record)
+                    self._change.restore(record)
                 case Lived(life=life):
-                    self._life = self._birth.life = life
+                    self._life = self._genesis.life = life
                     self._kept = True
                 case Decided(instance=instance, batch=batch):
-                    consensus.decide(instance, value_of(self._around.hash, batch), batch)
+                    consensus.decide(instance, value_of(self._context.hash, batch), batch)
                 case _:
                     pass
         self._maybe_begin()
-        self._leading.former = consensus.regency
+        self._proposer.barred = consensus.regency
         return self._execute(now)

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quorumcast.core.ids import BIRTH, CELL, DIGEST_SIZE, Channel, NodeId, Stream
+from quorumcast.core.ids import CELL, DIGEST_SIZE, GENESIS, Channel, NodeId, Stream
 from quorumcast.ordering.messages import Item
 
 #: Incarnations of a publisher on a channel that are told apart.
@@ -58,8 +58,8 @@ class Extent(msgspec.Struct, frozen=True, array_like=True):
         return self.position + self.count
 
 
-def birth_of(item: Item) -> bytes:
-    """The birth of a log that began with these lives."""
+def log_id_of(item: Item) -> bytes:
+    """The id of the log that began with this genesis item."""
     return hashlib.sha256(item.first.to_bytes(8, "big") + item.digests).digest()
 
 
@@ -84,8 +84,8 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     manifest: bytes = b""
     #: The newest stream of each line, how far it is and its chain; by owner, in order of begin.
     lines: tuple[tuple[Stream, int, bytes], ...] = ()
-    #: The birth of the log, and the instance in which it was decided.
-    birth: tuple[bytes, int] = (b"", 0)
+    #: The id of the log, and the instance in which it was decided.
+    genesis: tuple[bytes, int] = (b"", 0)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -99,12 +99,12 @@ class State:
         "_lines",
         "_over",
         "_retained",
-        "birth",
-        "born",
+        "began",
         "chains",
         "epoch",
         "extents",
         "heads",
+        "log_id",
         "manifest",
         "served",
         "since",
@@ -130,15 +130,15 @@ class State:
         self.epoch = self.since = 0
         #: The digest of its manifest: there may be two for one epoch.
         self.manifest = b""
-        #: What tells this log from another one (`ordering.birth`), and the instance in which it was
+        #: The id of this log (`ordering.genesis`), and the instance in which it was
         #: decided; nothing gets a position before.
-        self.birth = b""
-        self.born = 0
+        self.log_id = b""
+        self.began = 0
 
     def begin(self, batch: tuple[Item, ...], instance: int) -> None:
-        """Take the birth of the log from the first batch that carries it."""
-        if not self.birth and batch and batch[0].stream == BIRTH:
-            self.birth, self.born = birth_of(batch[0]), instance
+        """Take the id of the log from the first batch that carries a genesis item."""
+        if not self.log_id and batch and batch[0].stream == GENESIS:
+            self.log_id, self.began = log_id_of(batch[0]), instance
 
     def head(self, channel: Channel) -> Head:
         """Where a channel's order has got to."""
@@ -165,7 +165,7 @@ class State:
         """The runs of a batch that will get positions: their contents are needed."""
         served: dict[Stream, int] = {}
         taken: list[Item] = []
-        if not self.birth and not (batch and batch[0].stream == BIRTH):
+        if not self.log_id and not (batch and batch[0].stream == GENESIS):
             return taken
         for item in batch:
             stream, last = item.stream, item.last
@@ -179,7 +179,7 @@ class State:
         """Give positions to what is new in a batch."""
         placed: list[Extent] = []
         begun: list[Stream] = []
-        if not self.birth:
+        if not self.log_id:
             return placed
         for item in batch:
             stream = item.stream
@@ -261,7 +261,7 @@ class State:
                     for _, lines in sorted(self._lines.items())
                     for stream in lines.values()
                 ),
-                (self.birth, self.born),
+                (self.log_id, self.began),
             )
         )
 
@@ -282,8 +282,20 @@ class State:
         self.extents = {channel: deque(extents) for channel, extents in found.extents}
         self.epoch, self.since = found.epoch
         self.manifest = found.manifest
-        self.birth, self.born = found.birth
+        self.log_id, self.began = found.genesis
         return True
+
+
+class StateImage:
+    """The state at an instance, ready to be compared and fetched."""
+
+    __slots__ = ("chunks", "digests", "instance", "root")
+
+    def __init__(self, instance: int, image: bytes) -> None:
+        self.instance = instance
+        self.chunks = cut(image)
+        self.digests = tuple(map(digest_of, self.chunks))
+        self.root = root_of(self.digests)
 
 
 def cut(image: bytes) -> tuple[bytes, ...]:

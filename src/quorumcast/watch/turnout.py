@@ -17,12 +17,12 @@ from collections import OrderedDict, deque
 import msgspec
 
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
-from quorumcast.ordering.patience import MOST_PATIENCE_MS
+from quorumcast.ordering.leader_change import MAX_LEADER_TIMEOUT_MS
 from quorumcast.watch.observation import Kind, Notes, remember
 
 #: A message is missing after this time. It is the longest leader timeout of a correct broker, and
 #: twelve round trips between continents: a distant node omits nothing.
-PATIENCE_MS = MOST_PATIENCE_MS
+PATIENCE_MS = MAX_LEADER_TIMEOUT_MS
 #: Reason: the link lost packets shortly before, so a retransmission may be under way.
 MENDED = "mended"
 #: Reason: the peer sent nothing at all since then, so it may be stopped.

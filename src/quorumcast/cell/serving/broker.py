@@ -80,11 +80,11 @@ from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.view import View
-from quorumcast.ordering.birth import Lived
 from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.execution import Decided, Snapshot
+from quorumcast.ordering.genesis import Lived
+from quorumcast.ordering.leader_change import Moved
 from quorumcast.ordering.offers import Stored
-from quorumcast.ordering.succession import Moved
 
 #: Every kind of record that a broker asks its driver to keep.
 RECORDS: tuple[type[Record], ...] = (

@@ -132,7 +132,7 @@ class Notary:
             root=root(first, digests),
             basis=self._basis,
             life=self._life,
-            birth=carrier.birth,
+            log_id=carrier.log_id,
             peers=tuple(sorted(self.peers.items())),
         )
         return self._keyring.identity.sign(canonical(statement))

@@ -204,7 +204,7 @@ class Sequencers:
                 decided=standing.decided,
                 executed=sequencer.executed,
                 checkpoint=standing.checkpoint,
-                forgotten=0 if standing.fresh else sequencer.catch_up.forgotten,
+                forgotten=0 if standing.fresh else sequencer.blind,
             )
             for log, sequencer in self._by_log.items()
         }

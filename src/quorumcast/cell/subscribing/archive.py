@@ -121,7 +121,7 @@ class Archive:
         if earlier is not None and earlier[0].root != statement.root:
             if contradict(earlier[0], statement):
                 return self._on_conflict(broker, earlier[1], signed)
-            alike = (earlier[0].life, earlier[0].birth) == (statement.life, statement.birth)
+            alike = (earlier[0].life, earlier[0].log_id) == (statement.life, statement.log_id)
             if alike and statement.basis is Basis.FORWARDED:
                 return [Drop(DropReason.DUPLICATE, broker)]
         filed[broker] = (statement, signed)
@@ -235,11 +235,11 @@ class Archive:
             if digests is None:
                 continue
             expected = root(first, digests)
-            by_birth: dict[bytes, list[Signed]] = {}
+            by_log: dict[bytes, list[Signed]] = {}
             for said, signed in filed.values():
                 if said.root == expected:
-                    by_birth.setdefault(said.birth, []).append(signed)
-            equal = max(by_birth.values(), key=len, default=[])
+                    by_log.setdefault(said.log_id, []).append(signed)
+            equal = max(by_log.values(), key=len, default=[])
             if len(equal) < votes:
                 continue
             genuine = tuple(signed for signed in equal if self._holds(signed))

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from quorumcast.broadcast.messages import Ack, Contents
 from quorumcast.cell.messages import Checkpoint, Position, Positions, Vote
-from quorumcast.core.ids import BIRTH, DIGEST_SIZE, Digest, Millis, NodeId
+from quorumcast.core.ids import DIGEST_SIZE, GENESIS, Digest, Millis, NodeId
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.statements import Claim, Signed, StopStatement, canonical, parse_stop
 from quorumcast.faults.cell.base import (
@@ -129,7 +129,7 @@ class UnfairLeader(Proposing):
         self._ignored = [client for client in clients if client in context.victims]
 
     def other(self, batch: Batch) -> Batch:
-        offered = [item for item in batch if item.stream != BIRTH]
+        offered = [item for item in batch if item.stream != GENESIS]
         if not self._ignored and offered:
             self._ignored = [offered[0].stream.publisher]
         return tuple(item for item in batch if item.stream.publisher not in self._ignored)

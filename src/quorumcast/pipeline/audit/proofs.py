@@ -79,7 +79,7 @@ def content_of(signed: Signed) -> StatementContent | None:
         return StatementContent(signed.signer, about, "", statement.digests)
     if isinstance(statement, SegmentStatement):
         span = f"{statement.stream} {statement.first}+{statement.count} {statement.epoch}"
-        segment = f"{statement.cell} {span} {statement.basis.value} {statement.birth.hex()[:16]}"
+        segment = f"{statement.cell} {span} {statement.basis.value} {statement.log_id.hex()[:16]}"
         about = f"{segment} {statement.life.hex()[:16]}"
         settled = statement.basis is Basis.SETTLED
         return StatementContent(signed.signer, about, segment, statement.root, settled)

@@ -5,8 +5,8 @@ A *part* says what happens while a certain broker leads. Parts are put together 
 which only the network and the scheduler can do harm). A *script* is a part for each leader in turn:
 a new one costs a line in `SCRIPTS`.
 
-Brokers lead in manifest order. A leader is given up after about `SILENCE_MS` in which nothing was
-ordered, so turns are that long, and a little longer each time.
+Brokers lead in manifest order. A leader is replaced after about `LEADER_TIMEOUT_MS` in which
+nothing was ordered, so turns are that long, and a little longer each time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from quorumcast.core.ids import NodeId
-from quorumcast.ordering.patience import SILENCE_MS
+from quorumcast.ordering.leader_change import LEADER_TIMEOUT_MS
 from quorumcast.sim.cell.drawing.scene import Scene
 from quorumcast.sim.cell.harm import applicable
 
@@ -119,7 +119,9 @@ def loses_a_follower(scene: Scene, turn: Turn) -> None:
 
 
 def _within(scene: Scene, turn: Turn) -> int:
-    return scene.rng.randrange(turn.at_ms, max(turn.at_ms + 1, turn.until_ms - SILENCE_MS // 2))
+    return scene.rng.randrange(
+        turn.at_ms, max(turn.at_ms + 1, turn.until_ms - LEADER_TIMEOUT_MS // 2)
+    )
 
 
 shows_to_some = by_nature(lies("show-to-some", "equivocating-leader"), is_unheard_by_some)
@@ -156,7 +158,7 @@ def draw_leaders(scene: Scene) -> None:
         scene.victims = rng.sample(leaders, scene.f)
     at = rng.randrange(50, 400)
     for place, part in enumerate(script):
-        length = SILENCE_MS + rng.randrange(100, 400)
+        length = LEADER_TIMEOUT_MS + rng.randrange(100, 400)
         part(scene, Turn(scene.names[place % len(scene.names)], at, at + length))
         at += length
     scene.safety_ms = max(scene.safety_ms, at)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.cell.entry import Role
-from quorumcast.ordering.patience import SILENCE_MS
+from quorumcast.ordering.leader_change import LEADER_TIMEOUT_MS
 from quorumcast.sim.cell.cells import SUBSCRIBERS
 from quorumcast.sim.cell.drawing.scene import ORDERS, Scene
 from quorumcast.sim.cell.harm import entry_of, faults_of
@@ -150,7 +150,7 @@ def draw_isolation(scene: Scene) -> None:
     everyone = (*scene.names, *scene.clients)
     at = rng.randrange(scene.safety_ms // 3)
     while at < scene.safety_ms:
-        longest = min(3 * SILENCE_MS, scene.safety_ms)
+        longest = min(3 * LEADER_TIMEOUT_MS, scene.safety_ms)
         length = rng.choice((rng.randrange(20, 200), rng.randrange(longest // 2, longest)))
         kind = rng.choice(("partition", "alone", "mute", "one-way"))
         if kind == "partition":

@@ -26,10 +26,10 @@ from quorumcast.core.limits import (
     Limits,
 )
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.ordering.catchup import HEADS_KEPT, LOG_REACH
-from quorumcast.ordering.epochs import NAMED_STORIES
+from quorumcast.ordering.checkpoints import HEADS_KEPT, LOG_REACH
+from quorumcast.ordering.consensus import KEPT_VALUES
+from quorumcast.ordering.epochs import MAX_MANIFESTS
 from quorumcast.ordering.execution import STREAMS_OF_A_SEAT
-from quorumcast.ordering.regency import KEPT_VALUES
 from quorumcast.ordering.state import LINES_KEPT
 
 
@@ -64,7 +64,7 @@ def _of_brokers(
     }
     return {
         "words": 2 * len(brokers),
-        "epochs": NAMED_STORIES,
+        "epochs": MAX_MANIFESTS,
         "streams": streams,
         "complaints": streams * len(clients),
         "ended": len(channels) * len(clients) * MAX_ENDED,
@@ -102,7 +102,7 @@ def _of_total_order(manifest: Manifest, limits: Limits, streams: int) -> dict[st
         "heads": HEADS_KEPT,
         "held": 2 * (LOG_REACH // limits.checkpoint + 2) + 1,
         "served_streams": streams + len(channels) * len(clients) * LINES_KEPT,
-        "voices": len(clients) * MAX_SEATS * STREAMS_OF_A_SEAT,
+        "ack_targets": len(clients) * MAX_SEATS * STREAMS_OF_A_SEAT,
         "extents": limits.retained_publications,
     }
 

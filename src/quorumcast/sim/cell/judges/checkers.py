@@ -240,7 +240,7 @@ class SoundStatements(EffectChecker):
         if not isinstance(said, SegmentStatement) or said.broker != node:
             return
         by = None if said.basis is Basis.SETTLED else (node, said.life)
-        place = (said.stream, said.birth, said.first, said.count, by)
+        place = (said.stream, said.log_id, said.first, said.count, by)
         known, other = self._roots.setdefault(place, (said.root, node))
         if known != said.root:
             about = f"{said.stream} from {said.first} on"
@@ -516,7 +516,7 @@ def _conflict(one: Statement, other: Statement) -> bool:
             and one.basis is other.basis
             and bool(one.life)
             # A broker may have forgotten another life, and another log has other positions.
-            and (one.life, one.birth) == (other.life, other.birth)
+            and (one.life, one.log_id) == (other.life, other.log_id)
             and one.root != other.root
         )
     return False
@@ -570,9 +570,9 @@ def _flaw_of_outvoted(
 
 def _remembers(witness: SegmentStatement, claim: SegmentStatement) -> bool:
     """Whether both speak of one log, and the witness has not lost its memory since."""
-    if claim.stream.publisher == CELL and claim.birth == b"":
+    if claim.stream.publisher == CELL and claim.log_id == b"":
         return False
-    same = claim.birth == witness.birth and witness.life != b""
+    same = claim.log_id == witness.log_id and witness.life != b""
     return same and (witness.broker, witness.life) in claim.peers
 
 

@@ -16,9 +16,9 @@ from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect, Persist, Send
 from quorumcast.core.quorum import OrderQuorums, Quorums
 from quorumcast.core.statements import StopStatement
-from quorumcast.ordering import offers, regency, succession
-from quorumcast.ordering.catchup import CatchUp
-from quorumcast.ordering.caution import Caution
+from quorumcast.ordering import leader_change, offers
+from quorumcast.ordering.amnesia import AmnesiaGuard
+from quorumcast.ordering.checkpoints import CatchUp
 from quorumcast.ordering.consensus import Consensus, Slot
 from quorumcast.ordering.intake import Intake
 from quorumcast.ordering.offers import Offers
@@ -86,9 +86,9 @@ LEFT_BEHIND = (
 # ------------------------------------------------------------- the mistakes
 
 
-_conclude = regency.__dict__["conclude"]
+_conclude = leader_change.__dict__["conclude"]
 _load = State.__dict__["load"]
-_listen = Caution.__dict__["listen"]
+_listen = AmnesiaGuard.__dict__["listen"]
 _on_open = Intake.__dict__["on_open"]
 _on_state_head = CatchUp.__dict__["on_state_head"]
 
@@ -174,20 +174,20 @@ ORDER_VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(
         "no-synchronisation", "a new leader proposes what it likes",
-        [Patch(succession, "conclude", _conclude_freely)],
+        [Patch(leader_change, "conclude", _conclude_freely)],
         order_plan("total", mount(B2, attacks.UndoFirst, B1, B4, SUB2), acts=ACCEPTED_BY_THREE),
         ("Total order", "Sound blame"),
     ),
     Variant(
         "older-regency", "what was accepted in the oldest regency is kept",
-        [Patch(regency, "_value_of", _accepted(0))],
+        [Patch(leader_change, "_value_of", _accepted(0))],
         order_plan("total", mount(B2, attacks.UndoFirst, B1, B4, SUB2),
                    acts=[*ACCEPTED_BY_TWO, *THEN_DECIDED_BY_ONE], calm_at_ms=4500),
         ("Total order", "Sound blame"),
     ),
     Variant(
         "invention-kept", "a value is kept although nobody wrote it",
-        [Patch(regency, "_value_of", _accepted(-1))],
+        [Patch(leader_change, "_value_of", _accepted(-1))],
         order_plan("total", mount(B2, attacks.InventAccepted, B1, B4, SUB2),
                    acts=[*ACCEPTED_BY_THREE, Act(1400, "heal"), _mute(1400, B4, B3)],
                    calm_at_ms=4500),
@@ -233,7 +233,7 @@ ORDER_VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(
         "amnesia-votes", "a broker that forgot its votes votes again at once",
-        [Patch(Caution, "listen", _vote_at_once)],
+        [Patch(AmnesiaGuard, "listen", _vote_at_once)],
         order_plan("total-crash", brokers=3, doomed=((B2, "amnesia"),),
                    acts=[_submit(200, PUB1), Act(390, "partition", peers=(B3, SUB2, PUB2)),
                          _submit(400, PUB1), _mute(448, PUB1, B2), Act(450, "wipe", B2),

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from quorumcast.broadcast.messages import Contents
 from quorumcast.cell.messages import Vote
-from quorumcast.core.ids import BIRTH, Millis, total_order
+from quorumcast.core.ids import GENESIS, Millis, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Persist, Send
 from quorumcast.core.statements import Claim, canonical, parse_stop
@@ -44,12 +44,12 @@ PROPOSE_AGAIN_AT = 1750
 
 def offered(batch: Batch) -> Batch:
     """The items of a batch that publishers offered."""
-    return tuple(item for item in batch if item.stream != BIRTH)
+    return tuple(item for item in batch if item.stream != GENESIS)
 
 
 def log_start(batch: Batch) -> Batch:
     """The item that starts the log, with the lives of its brokers, if the batch has it."""
-    return tuple(item for item in batch if item.stream == BIRTH)
+    return tuple(item for item in batch if item.stream == GENESIS)
 
 
 class UndoFirst(Tampering):
@@ -81,7 +81,7 @@ class UndoFirst(Tampering):
     def _start(self) -> Item:
         """The item that starts the log."""
         lives = [life_of(broker) for broker in self.context.manifest.broker_ids]
-        return Item(BIRTH, self.context.manifest.epoch, b"".join(lives))
+        return Item(GENESIS, self.context.manifest.epoch, b"".join(lives))
 
     def _lead(self, proposal: Propose, batch: Batch) -> list[Effect | Later]:
         log, regency = proposal.log, proposal.regency

@@ -11,7 +11,7 @@ from quorumcast.cell.serving.journal import Journal, shorten
 from quorumcast.cell.serving.recovery import Recovery
 from quorumcast.cell.subscribing.excerpt import Excerpt
 from quorumcast.manifest.policy import Policy
-from quorumcast.ordering.fetching import Fetching
+from quorumcast.ordering.intake import Fetching
 from quorumcast.sim.cell.known_bad import attacks
 from quorumcast.sim.cell.known_bad.plans import (
     B1,

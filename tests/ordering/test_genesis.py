@@ -1,4 +1,4 @@
-"""The birth of a log: agreed upon, kept, taken over, and never the same again."""
+"""The id of a log: agreed upon, kept, taken over, and never the same again."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from msgspec.structs import replace
 from tests.support.cells import B1, B2, B3, B4, life_of
 from tests.support.ordering import TOTAL, TOTAL_CRASH, Hall, agree, item, publish, said, word
 
-from quorumcast.core.ids import BIRTH, DIGEST_SIZE, NodeId
+from quorumcast.core.ids import DIGEST_SIZE, GENESIS, NodeId
 from quorumcast.core.machine import Drop, DropReason, Receive
 from quorumcast.core.quorum import OrderQuorums
 from quorumcast.manifest.policy import Policy
-from quorumcast.ordering.birth import Birth, Lived, birth_item
-from quorumcast.ordering.catchup import CatchUp
+from quorumcast.ordering.checkpoints import CatchUp
 from quorumcast.ordering.consensus import value_of
+from quorumcast.ordering.genesis import Genesis, Lived
 from quorumcast.ordering.messages import Item, Propose, Sync, Write
-from quorumcast.ordering.state import birth_of
+from quorumcast.ordering.state import log_id_of
 
 FOUR = (B1, B2, B3, B4)
 
 
-def birth(hall: Hall, member: NodeId) -> bytes:
-    return hall.logs[member].birth
+def log_id(hall: Hall, member: NodeId) -> bytes:
+    return hall.logs[member].log_id
 
 
-def births(hall: Hall, *members: NodeId) -> bytes:
-    """The birth that these brokers agree on."""
-    (known,) = {birth(hall, member) for member in members}
+def log_ids(hall: Hall, *members: NodeId) -> bytes:
+    """The log_id that these brokers agree on."""
+    (known,) = {log_id(hall, member) for member in members}
     assert known
     return known
 
 
 @pytest.mark.parametrize("policy", [TOTAL, TOTAL_CRASH])
-def test_birth_is_decided_with_the_first_batch_and_alike_everywhere(policy: Policy) -> None:
+def test_genesis_is_decided_with_the_first_batch_and_alike_everywhere(policy: Policy) -> None:
     hall = Hall(policy).begin()
     publish(hall, 1, 3)
     hall.run(500)
-    proposed = {birth_item(p.batch) for p in said(hall, Propose) if isinstance(p, Propose)}
-    (shown,) = [one for one in proposed if one is not None]
-    assert births(hall, *hall.members) == birth_of(shown)
+    batches = [p.batch for p in said(hall, Propose) if isinstance(p, Propose)]
+    (shown,) = {batch[0] for batch in batches if batch[0].stream == GENESIS}
+    assert log_ids(hall, *hall.members) == log_id_of(shown)
 
 
-def test_birth_is_another_one_after_all_brokers_forgot() -> None:
+def test_genesis_is_another_one_after_all_brokers_forgot() -> None:
     hall = Hall().begin()
     publish(hall, 1, 3)
-    before = births(hall, *FOUR)
+    before = log_ids(hall, *FOUR)
     for member in FOUR:
         hall.stop(member)
     for member in FOUR:
@@ -53,14 +53,14 @@ def test_birth_is_another_one_after_all_brokers_forgot() -> None:
     publish(hall, 1, 3)
     hall.run(500)
     assert len(agree(hall, *FOUR)) == 3
-    assert births(hall, *FOUR) != before
+    assert log_ids(hall, *FOUR) != before
 
 
-def test_birth_is_the_same_after_all_brokers_restarted_with_their_disks() -> None:
+def test_genesis_is_the_same_after_all_brokers_restarted_with_their_disks() -> None:
     hall = Hall(durable=True).begin()
     publish(hall, 1, 3)
     hall.run(500)
-    before = births(hall, *FOUR)
+    before = log_ids(hall, *FOUR)
     for member in FOUR:
         hall.stop(member)
     for member in FOUR:
@@ -68,11 +68,11 @@ def test_birth_is_the_same_after_all_brokers_restarted_with_their_disks() -> Non
     hall.run(1000)
     publish(hall, 4, 3)
     hall.run(500)
-    assert births(hall, *FOUR) == before
+    assert log_ids(hall, *FOUR) == before
 
 
 @pytest.mark.parametrize("count", [3, 30])
-def test_birth_is_learned_by_a_broker_that_forgot_alone(count: int) -> None:
+def test_genesis_is_learned_by_a_broker_that_forgot_alone(count: int) -> None:
     """From the log, or from a state once the log of the beginning is gone."""
     hall = Hall().begin()
     publish(hall, 1, count)
@@ -81,16 +81,16 @@ def test_birth_is_learned_by_a_broker_that_forgot_alone(count: int) -> None:
     hall.run(3000)
     publish(hall, count + 1, 3)
     hall.run(2000)
-    assert births(hall, *FOUR)
+    assert log_ids(hall, *FOUR)
     assert hall.logs[B3].ledger.next == count + 4
 
 
-def test_birth_of_a_leader_that_repeats_an_old_one_is_not_written() -> None:
+def test_genesis_of_a_leader_that_repeats_an_old_one_is_not_written() -> None:
     """A lying leader kept the first batch of the log that everybody else has forgotten."""
     hall = Hall().begin()
     publish(hall, 1, 1)
     old = next(p for p in said(hall, Propose) if isinstance(p, Propose))
-    before = births(hall, *FOUR)
+    before = log_ids(hall, *FOUR)
     for member in FOUR:
         hall.stop(member)
     hall.seen.clear()
@@ -101,12 +101,12 @@ def test_birth_of_a_leader_that_repeats_an_old_one_is_not_written() -> None:
     for member in (B2, B3, B4):
         hall.happen(member, Receive(B1, old))
     hall.run(3000)
-    assert births(hall, *FOUR) != before
+    assert log_ids(hall, *FOUR) != before
     value = value_of(hall.cell.manifest.hash, old.batch)
     assert value not in [w.value for w in said(hall, Write) if isinstance(w, Write)]
 
 
-class Told(Birth):
+class Told(Genesis):
     """Only what is checked of lives."""
 
     def __init__(self, n: int, f: int, *, byzantine: bool = True) -> None:
@@ -115,7 +115,7 @@ class Told(Birth):
         catch_up = sequencer.catch_up
         assert isinstance(catch_up, CatchUp)
         super().__init__(
-            sequencer._around,
+            sequencer._context,
             OrderQuorums(n, f, byzantine),
             sequencer._execution,
             catch_up,
@@ -129,7 +129,7 @@ def lives(*numbers: int, epoch: int = 1) -> Item:
         life_of(f"b{place}", number) if number else bytes(DIGEST_SIZE)
         for place, number in enumerate(numbers, 1)
     ]
-    return Item(BIRTH, epoch, b"".join(entries))
+    return Item(GENESIS, epoch, b"".join(entries))
 
 
 @pytest.mark.parametrize(
@@ -146,23 +146,25 @@ def lives(*numbers: int, epoch: int = 1) -> Item:
         (lives(1, 1, 1, 1, epoch=2), False),
     ],
 )
-def test_birth_item_needs_enough_lives_and_not_another_one_of_ours(shown: Item, fits: bool) -> None:
+def test_genesis_item_needs_enough_lives_and_not_another_one_of_ours(
+    shown: Item, fits: bool
+) -> None:
     assert Told(4, 1).may_propose((shown,)) is fits
 
 
-def test_birth_item_anywhere_but_in_front_is_refused() -> None:
+def test_genesis_item_anywhere_but_in_front_is_refused() -> None:
     assert not Told(4, 1).may_propose((item(1, b"a"), lives(1, 1, 1, 1)))
     assert Told(4, 1).may_propose((lives(1, 1, 1, 1), item(1, b"a")))
 
 
-def test_birth_item_with_an_ended_life_is_taken_where_nobody_lies() -> None:
+def test_genesis_item_with_an_ended_life_is_taken_where_nobody_lies() -> None:
     """What a leader proposed before a power cut must be proposed again."""
     assert Told(3, 1, byzantine=False).may_propose((lives(2, 1, 1),))
 
 
 @pytest.mark.parametrize("f", [1, 2, 3, 4])
 @pytest.mark.parametrize("spare", [0, 1, 2, 3])
-def test_birth_that_all_correct_brokers_forgot_has_too_few_left_to_write_it(
+def test_genesis_that_all_correct_brokers_forgot_has_too_few_left_to_write_it(
     f: int, spare: int
 ) -> None:
     """The argument of the module's docstring, by counting: n-f entries, f liars, one quorum."""
@@ -181,19 +183,19 @@ def begun(hall: Hall) -> Hall:
 
 def test_word_of_another_log_is_not_believed() -> None:
     hall = begun(Hall())
-    believes = hall.sequencer(B1)._birth.believes
-    assert believes(word("b2", birth=births(hall, *FOUR)))
-    assert not believes(word("b2", birth=b"other"))
-    assert not believes(word("b2"))
+    is_same_log = hall.sequencer(B1)._genesis.is_same_log
+    assert is_same_log(word("b2", log_id=log_ids(hall, *FOUR)))
+    assert not is_same_log(word("b2", log_id=b"other"))
+    assert not is_same_log(word("b2"))
 
 
-def test_word_without_a_birth_is_believed_until_a_quorum_knows_it() -> None:
+def test_word_without_an_id_is_believed_until_a_quorum_knows_it() -> None:
     sequencer = begun(Hall()).sequencer(B1)
     standings = sequencer.catch_up.standings
     for peer in (B2, B3):
         standings[peer] = replace(standings[peer], decided=0)
-    assert sequencer._birth.believes(word("b2"))
-    assert not sequencer._birth.believes(word("b2", birth=b"other"))
+    assert sequencer._genesis.is_same_log(word("b2"))
+    assert not sequencer._genesis.is_same_log(word("b2", log_id=b"other"))
 
 
 def test_words_that_a_lying_leader_kept_from_an_earlier_log_lead_nowhere() -> None:
@@ -219,7 +221,7 @@ def test_words_that_a_lying_leader_kept_from_an_earlier_log_lead_nowhere() -> No
     assert not hall.suspected()
 
 
-def test_birth_and_life_of_a_durable_log_are_on_disk() -> None:
+def test_genesis_and_life_of_a_durable_log_are_on_disk() -> None:
     hall = begun(Hall(durable=True))
     (record,) = [r for r in hall.disks[B2].records.values() if isinstance(r, Lived)]
     assert record.life == life_of(B2) == hall.sequencer(B2).standing().life

@@ -8,13 +8,12 @@ from tests.support.ordering import TOTAL, batch
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Send, Suspect, Suspicion
 from quorumcast.core.quorum import OrderQuorums, Protection
-from quorumcast.ordering.catchup import (
+from quorumcast.ordering.checkpoints import (
     HEADS_KEPT,
     LOG_PART,
     LOG_REACH,
     LOG_RUNS,
     CatchUp,
-    StateImage,
 )
 from quorumcast.ordering.consensus import Consensus, value_of
 from quorumcast.ordering.messages import (
@@ -26,7 +25,7 @@ from quorumcast.ordering.messages import (
     Standing,
     StateHead,
 )
-from quorumcast.ordering.state import CHUNK_BYTES
+from quorumcast.ordering.state import CHUNK_BYTES, StateImage
 
 BYZANTINE, CRASH = Protection.BYZANTINE, Protection.CRASH
 HASH = Cell(TOTAL).manifest.hash
@@ -199,7 +198,7 @@ def test_log_query_is_answered_with_every_state_that_is_held_beside_the_log() ->
     learner.catch_up.hold(older)
     heads = messages(learner.catch_up.on_log_query(B1, LogQuery(BYZANTINE, 2)), StateHead)
     assert {head.checkpoint for head in heads if isinstance(head, StateHead)} == {4, 8}
-    learner.catch_up.let_go(8)
+    learner.catch_up.drop(8)
     assert learner.catch_up.checkpoint is STATE
     assert learner.catch_up.held == {8: STATE}
 
@@ -311,7 +310,7 @@ def test_states_from_the_last_stable_one_on_are_all_offered() -> None:
     newer = StateImage(12, IMAGE)
     for made in (StateImage(4, IMAGE), STATE, newer):
         learner.catch_up.hold(made)
-    learner.catch_up.let_go(8)
+    learner.catch_up.drop(8)
     assert learner.catch_up.checkpoint is newer
     assert messages(learner.catch_up.on_log_query(B1, LogQuery(BYZANTINE, 2)), StateHead) == [
         HEAD,

@@ -14,8 +14,9 @@ from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Persist, Send, Suspect, Suspicion
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Signed, StopStatement, canonical, parse_stop
-from quorumcast.ordering.birth import Birth
-from quorumcast.ordering.consensus import Consensus, value_of
+from quorumcast.ordering.consensus import Conclusion, Consensus, value_of
+from quorumcast.ordering.genesis import Genesis
+from quorumcast.ordering.leader_change import LeaderChange, Moved
 from quorumcast.ordering.messages import (
     Accept,
     Fetch,
@@ -26,8 +27,6 @@ from quorumcast.ordering.messages import (
     Sync,
     Write,
 )
-from quorumcast.ordering.regency import Conclusion
-from quorumcast.ordering.succession import Moved, Succession
 
 BYZANTINE, CRASH = Protection.BYZANTINE, Protection.CRASH
 CELL = Cell(TOTAL)
@@ -38,23 +37,21 @@ VA = value_of(HASH, A)
 LATER = Millis(5_000)
 
 
-class Known(Birth):
-    """The birth of a log, as a test wants it."""
+class Known(Genesis):
+    """The id of a log, as a test wants it."""
+
+    log_id = b""
+    common = False
 
     def __init__(self) -> None:
-        self.birth = b""
-        self.common = False
+        pass
 
-    @property
-    def known(self) -> bytes:
-        return self.birth
-
-    def _common(self) -> bool:
+    def _is_common(self) -> bool:
         return self.common
 
 
 class Part:
-    """One broker's consensus and succession."""
+    """One broker's consensus and leader change."""
 
     def __init__(
         self,
@@ -69,9 +66,9 @@ class Part:
         self.consensus = Consensus(
             log, me, members, quorums, HASH, durable=durable, window=4, holds=lambda _: True
         )
-        self.birth = Known()
-        self.succession = Succession(
-            self.consensus, quorums, CELL.keyring(me), self.birth, durable=durable
+        self.genesis = Known()
+        self.change = LeaderChange(
+            self.consensus, quorums, CELL.keyring(me), self.genesis, durable=durable
         )
 
     def stops(self, regency: int, *senders: NodeId) -> list[Effect]:
@@ -79,14 +76,14 @@ class Part:
         return [
             effect
             for sender in senders
-            for effect in self.succession.on_stop(sender, Stop(log, regency), LATER)
+            for effect in self.change.on_stop(sender, Stop(log, regency), LATER)
         ]
 
     def stop_data(self, *words: StopStatement) -> list[Effect]:
         return [
             effect
             for one in words
-            for effect in self.succession.on_stop_data(
+            for effect in self.change.on_stop_data(
                 one.broker, StopData(BYZANTINE, signed(one)), LATER
             )
         ]
@@ -119,8 +116,8 @@ def said(effect: Effect) -> StopStatement:
 
 def test_complaint_asks_all_others_for_the_next_regency_once() -> None:
     part = Part()
-    assert part.succession.complain(T0) == [Send(part.peers, Stop(BYZANTINE, 1))]
-    assert part.succession.complain(T0) == []
+    assert part.change.request(T0) == [Send(part.peers, Stop(BYZANTINE, 1))]
+    assert part.change.request(T0) == []
     assert part.consensus.regency == 0
 
 
@@ -189,7 +186,7 @@ def test_word_says_what_this_broker_stands_by() -> None:
     part.consensus.on_propose(B1, Propose(BYZANTINE, 0, 1, A))
     for peer in (B1, B2, B4):
         part.consensus.on_vote(peer, Write(BYZANTINE, 0, 1, VA))
-    part.succession.stable = 0
+    part.consensus.stable = 0
     effects = part.stops(1, B1, B4)
     assert said(effects[1]) == word("b3", accepted(VA), regency=1)
 
@@ -201,16 +198,16 @@ def test_durable_word_is_given_only_after_the_move_is_on_disk() -> None:
     record = Moved(BYZANTINE, 1)
     assert effects[1:] == [Persist(record)]
     assert (record.owner, record.place) == ("byzantine", 0)
-    assert part.succession.give_word(LATER) == []  # not even a tick makes it speak sooner
-    (given,) = part.succession.on_moved(record, LATER)
+    assert part.change.send_stop_data(LATER) == []  # not even a tick makes it speak sooner
+    (given,) = part.change.on_moved(record, LATER)
     assert said(given).regency == 1
 
 
 def test_restored_move_is_where_the_broker_goes_on_and_waits() -> None:
     part = Part(durable=True)
-    part.succession.restore(Moved(BYZANTINE, 3))
+    part.change.restore(Moved(BYZANTINE, 3))
     assert (part.consensus.regency, part.consensus.synced) == (3, False)
-    part.succession.restore(Moved(BYZANTINE, 2))
+    part.change.restore(Moved(BYZANTINE, 2))
     assert part.consensus.regency == 3
 
 
@@ -219,14 +216,14 @@ def test_blind_broker_gives_no_word_until_it_has_learned_what_it_forgot() -> Non
     part.consensus.blind = 2
     assert messages(part.stops(1, B1, B4), StopData) == []
     part.consensus.skip_to(2)
-    (given,) = part.succession.give_word(LATER)
+    (given,) = part.change.send_stop_data(LATER)
     assert said(given) == word("b3", regency=1, decided=2, blind=2)
 
 
 def test_word_is_not_given_again_once_the_leader_has_shown_its_words() -> None:
     part = Part()
-    part.succession.on_sync(B2, sync(1, *quiet("b1", "b2", "b4")), LATER)
-    assert part.succession.give_word(LATER) == []
+    part.change.on_sync(B2, sync(1, *quiet("b1", "b2", "b4")), LATER)
+    assert part.change.send_stop_data(LATER) == []
 
 
 # -------------------------------------------------------------------- SYNC
@@ -267,9 +264,9 @@ def test_leader_word_for_another_regency_is_out_of_turn(regency: int) -> None:
 def test_leader_word_that_somebody_else_passes_on_or_signed_is_refused() -> None:
     part = leader()
     (one,) = quiet("b3")
-    passed = part.succession.on_stop_data(B4, StopData(BYZANTINE, signed(one)), LATER)
+    passed = part.change.on_stop_data(B4, StopData(BYZANTINE, signed(one)), LATER)
     assert passed == [Drop(DropReason.BAD_SIGNATURE, B4)]
-    forged = part.succession.on_stop_data(B3, StopData(BYZANTINE, signed(one, by=B4)), LATER)
+    forged = part.change.on_stop_data(B3, StopData(BYZANTINE, signed(one, by=B4)), LATER)
     assert forged == [Drop(DropReason.BAD_SIGNATURE, B3)]
 
 
@@ -291,11 +288,11 @@ def test_leader_that_lacks_a_bound_batch_fetches_it_before_it_leads() -> None:
     claim = accepted(VA)
     effects = part.stop_data(*(word(name, claim, regency=1) for name in ("b3", "b4")))
     assert effects == [Send(part.peers, Fetch(BYZANTINE, (VA,)))]
-    assert part.succession.lacking() == [VA]
-    assert part.succession.lacking_at(1) == (VA,)
+    assert part.change.lacking() == [VA]
+    assert part.change.lacking_at(1) == (VA,)
     assert not part.consensus.leads
     part.consensus.slot(1).keep(VA, A)
-    shown = part.succession.begin(LATER)
+    shown = part.change.maybe_lead(LATER)
     assert len(messages(shown, Sync)) == 1
     assert part.consensus.conclusion == Conclusion(0, {1: VA})
     assert part.consensus.leads
@@ -304,10 +301,10 @@ def test_leader_that_lacks_a_bound_batch_fetches_it_before_it_leads() -> None:
 def test_sync_of_the_leader_is_followed_even_by_who_did_not_stop() -> None:
     part = Part(B3)
     words = quiet("b1", "b2", "b4")
-    effects = part.succession.on_sync(B2, sync(1, *words), LATER)
+    effects = part.change.on_sync(B2, sync(1, *words), LATER)
     assert (part.consensus.regency, part.consensus.synced) == (1, True)
     assert messages(effects, StopData) != []
-    assert part.succession.entered_at == LATER
+    assert part.change.entered_at == LATER
 
 
 def test_sync_binds_everybody_to_the_same_conclusion() -> None:
@@ -315,14 +312,14 @@ def test_sync_binds_everybody_to_the_same_conclusion() -> None:
     words = [word(name, claim, regency=1) for name in ("b1", "b2", "b4")]
     for me in (B1, B3, B4):
         part = Part(me)
-        part.succession.on_sync(B2, sync(1, *words), LATER)
+        part.change.on_sync(B2, sync(1, *words), LATER)
         assert part.consensus.conclusion == Conclusion(0, {1: VA})
 
 
 @pytest.mark.parametrize("sender", [B1, B3, B4])
 def test_sync_by_another_than_the_leader_is_refused(sender: NodeId) -> None:
     part = Part(B3)
-    effects = part.succession.on_sync(sender, sync(1, *quiet("b1", "b2", "b4")), LATER)
+    effects = part.change.on_sync(sender, sync(1, *quiet("b1", "b2", "b4")), LATER)
     assert effects == [Drop(DropReason.OUT_OF_TURN, sender)]
     assert part.consensus.regency == 0
 
@@ -330,12 +327,12 @@ def test_sync_by_another_than_the_leader_is_refused(sender: NodeId) -> None:
 def test_sync_a_second_time_or_of_an_older_regency_is_refused() -> None:
     """Two conclusions for one regency would divide the brokers."""
     part = Part(B3)
-    part.succession.on_sync(B2, sync(1, *quiet("b1", "b2", "b4")), LATER)
+    part.change.on_sync(B2, sync(1, *quiet("b1", "b2", "b4")), LATER)
     other = sync(1, *(word(n, accepted(VA), regency=1) for n in ("b1", "b2", "b4")))
-    assert reasons(part.succession.on_sync(B2, other, LATER)) == [DropReason.OUT_OF_TURN]
+    assert reasons(part.change.on_sync(B2, other, LATER)) == [DropReason.OUT_OF_TURN]
     assert part.consensus.conclusion == Conclusion(0, {})
     part.consensus.enter(2)
-    late = part.succession.on_sync(B2, sync(1, *quiet("b1", "b2", "b4")), LATER)
+    late = part.change.on_sync(B2, sync(1, *quiet("b1", "b2", "b4")), LATER)
     assert reasons(late) == [DropReason.OUT_OF_TURN]
 
 
@@ -359,7 +356,7 @@ FALSE_SYNCS = {
 @pytest.mark.parametrize("name", FALSE_SYNCS)
 def test_sync_with_false_words_is_refused_and_its_leader_suspected(name: str) -> None:
     part = Part(B3)
-    assert part.succession.on_sync(B2, FALSE_SYNCS[name], LATER) == [
+    assert part.change.on_sync(B2, FALSE_SYNCS[name], LATER) == [
         Drop(DropReason.BAD_RUN, B2),
         Suspect(B2, Suspicion.FALSE_STATEMENT),
     ]
@@ -370,17 +367,15 @@ def test_sync_makes_votes_of_the_new_regency_count() -> None:
     part = Part(B3)
     for peer in (B1, B2, B4):
         part.consensus.on_vote(peer, Write(BYZANTINE, 1, 1, VA))
-    effects = part.succession.on_sync(B2, sync(1, *quiet("b1", "b2", "b4")), LATER)
+    effects = part.change.on_sync(B2, sync(1, *quiet("b1", "b2", "b4")), LATER)
     assert Send(part.peers, Accept(BYZANTINE, 1, 1, VA)) in sent(effects)
 
 
 def test_sync_reaches_as_far_as_words_do() -> None:
     far = accepted(VA, instance=100)
     part = Part(B3)
-    part.succession.on_sync(
-        B2, sync(1, *(word(n, far, regency=1) for n in ("b1", "b2", "b4"))), LATER
-    )
-    assert part.consensus.conclusion.high == 100
+    part.change.on_sync(B2, sync(1, *(word(n, far, regency=1) for n in ("b1", "b2", "b4"))), LATER)
+    assert part.consensus.conclusion.values.keys() == set(range(1, 101))
 
 
 # ---------------------------------------------------------------- repeating
@@ -388,10 +383,10 @@ def test_sync_reaches_as_far_as_words_do() -> None:
 
 def test_repeat_has_the_stop_that_was_not_heard_and_later_the_word() -> None:
     part = Part()
-    part.succession.complain(T0)
-    assert part.succession.repeat(T0) == [Send(part.peers, Stop(BYZANTINE, 1))]
+    part.change.request(T0)
+    assert part.change.retransmit(T0) == [Send(part.peers, Stop(BYZANTINE, 1))]
     part.stops(1, B1, B4)
-    assert [type(m).__name__ for m in messages(part.succession.repeat(LATER), object)] == [
+    assert [type(m).__name__ for m in messages(part.change.retransmit(LATER), object)] == [
         "StopData"
     ]
 
@@ -402,7 +397,7 @@ def test_standing_of_who_does_not_know_the_regency_is_answered_with_the_words() 
     assert isinstance(shown, Send)
 
     def answer(standing: Standing) -> list[Effect]:
-        return part.succession.on_standing(B1, standing)
+        return part.change.on_standing(B1, standing)
 
     assert answer(Standing(BYZANTINE, 0, 0, 0)) == [Send((B1,), shown.message)]
     assert answer(Standing(BYZANTINE, 1, 0, 0, synced=False)) == [Send((B1,), shown.message)]
@@ -423,7 +418,7 @@ def test_crash_log_has_the_same_phase_with_its_own_quorums() -> None:
         cell="demo", log=CRASH, broker=B3, regency=1, decided=0, stable=0, blind=0, claims=()
     )
     signature = cell.keyring(B3).identity.sign(canonical(silent))
-    effects = part.succession.on_stop_data(B3, StopData(CRASH, signature), LATER)
+    effects = part.change.on_stop_data(B3, StopData(CRASH, signature), LATER)
     assert len(messages(effects, Sync)) == 1
     assert part.consensus.conclusion == Conclusion(0, {1: VA})
     assert suspects(effects) == []

@@ -13,7 +13,8 @@ from tests.support.ordering import TOTAL, accepted, word, wrote
 
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Claim, Signed, StopStatement, canonical
-from quorumcast.ordering.regency import Conclusion, conclude, read_word, sign_word
+from quorumcast.ordering.consensus import Conclusion
+from quorumcast.ordering.leader_change import conclude, read_stop
 
 V, W = b"v" * 32, b"w" * 32
 N4, N5, N7 = OrderQuorums(4, 1, True), OrderQuorums(5, 1, True), OrderQuorums(7, 2, True)
@@ -104,14 +105,12 @@ def test_conclude_empty_instance_before_a_kept_one_is_bound_to_be_empty() -> Non
     second = accepted(V, instance=2)
     found = conclude(N4, words(second, second, second))
     assert found == Conclusion(0, {1: b"", 2: V})
-    assert found.high == 2
 
 
 def test_conclude_low_end_is_what_2f_plus_1_have_decided() -> None:
     said = [word("b1", decided=9), word("b2", decided=7), word("b3", decided=5)]
     assert conclude(N4, said) == Conclusion(5, {})
     assert conclude(N4, [*said, word("b4", decided=8)]) == Conclusion(7, {})
-    assert Conclusion(7, {}).high == 7
 
 
 def test_conclude_low_end_is_a_checkpoint_that_f_plus_1_call_stable() -> None:
@@ -293,9 +292,9 @@ def signed(**changes: object) -> Signed:
 
 
 def test_word_signed_is_read_back() -> None:
-    made = sign_word(CELL.keyring(B2), BYZANTINE, 3, 7, 4, 2, (V0,), b"born")
-    read = read_word(CELL.keyring(B1), MEMBERS, BYZANTINE, made)
-    assert read == word("b2", V0, regency=3, decided=7, stable=4, blind=2, birth=b"born")
+    made = word("b2", V0, regency=3, decided=7, stable=4, blind=2, log_id=b"id")
+    signature = CELL.keyring(B2).identity.sign(canonical(made))
+    assert read_stop(CELL.keyring(B1), MEMBERS, BYZANTINE, signature) == made
 
 
 @pytest.mark.parametrize(
@@ -310,15 +309,15 @@ def test_word_signed_is_read_back() -> None:
     ],
 )
 def test_word_that_is_none_is_not_read(changes: dict[str, object]) -> None:
-    assert read_word(CELL.keyring(B1), MEMBERS, BYZANTINE, signed()) is not None
-    assert read_word(CELL.keyring(B1), MEMBERS, BYZANTINE, signed(**changes)) is None
+    assert read_stop(CELL.keyring(B1), MEMBERS, BYZANTINE, signed()) is not None
+    assert read_stop(CELL.keyring(B1), MEMBERS, BYZANTINE, signed(**changes)) is None
 
 
 def test_word_of_a_stranger_or_with_a_forged_signature_is_not_read() -> None:
     keyring, good = CELL.keyring(B1), signed()
-    assert read_word(keyring, (B1, B3, B4), BYZANTINE, good) is None
+    assert read_stop(keyring, (B1, B3, B4), BYZANTINE, good) is None
     forged = msgspec.structs.replace(good, signature=bytes(64))
-    assert read_word(keyring, MEMBERS, BYZANTINE, forged) is None
+    assert read_stop(keyring, MEMBERS, BYZANTINE, forged) is None
     other = msgspec.structs.replace(good, signer=B3)
-    assert read_word(keyring, MEMBERS, BYZANTINE, other) is None
-    assert read_word(keyring, MEMBERS, BYZANTINE, Signed(B2, b"nonsense", b"")) is None
+    assert read_stop(keyring, MEMBERS, BYZANTINE, other) is None
+    assert read_stop(keyring, MEMBERS, BYZANTINE, Signed(B2, b"nonsense", b"")) is None
