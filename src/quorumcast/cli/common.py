@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,14 @@ def table(
         settings |= {"box": SIMPLE, "title_justify": "left"}
     left = (Column(name, overflow="fold" if fold else "ellipsis") for name in columns)
     return Table(*left, *(Column(name, justify="right") for name in right), **settings)
+
+
+def facts_table(title: str, facts: Mapping[str, str]) -> Table:
+    """A table of names and values, without a header."""
+    shown = table("", "", title=title, show_header=False)
+    for name, value in facts.items():
+        shown.add_row(name, value)
+    return shown
 
 
 # ------------------------------------------------------------------ status pages

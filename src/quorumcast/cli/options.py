@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import msgspec
 import typer
 
+from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cli.common import Rows, ask_cell, status_urls
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.places import identity_path, manifest_path
@@ -147,6 +148,30 @@ class OperatorOptions(StatusOptions, kw_only=True):
     """A cell whose operator signs its next epoch, and the status pages of its brokers."""
 
     operator: OperatorOption = None
+
+
+ALL = "all"
+
+
+class ScenarioOptions(msgspec.Struct, kw_only=True):
+    """Which scenarios are simulated."""
+
+    start: Annotated[int, typer.Option(help="The first seed.")] = 0
+    system: Annotated[
+        str, typer.Option(help="What is simulated: cell, or one of yours as package.module:NAME.")
+    ] = CELL_SYSTEM
+    policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL
+    adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL
+
+    @property
+    def one_policy(self) -> str | None:
+        """The policy; None for all of them."""
+        return None if self.policy == ALL else self.policy
+
+    @property
+    def one_adversary(self) -> str | None:
+        """The adversary; None for all of them."""
+        return None if self.adversary == ALL else self.adversary
 
 
 class Commands(typer.Typer):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+import msgspec
 import typer
 
-from quorumcast.cli.common import console, print_json
+from quorumcast.cli.common import console, facts_table, print_json, table
 from quorumcast.cli.options import JsonOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from quorumcast.bench import faults, fit, floods, freeman, soak
+    from rich.table import Table
+
+    from quorumcast.bench import soak
     from quorumcast.bench.plan import BenchPlan, BenchReport
     from quorumcast.bench.replay import ReplayReport
-    from quorumcast.bench.run import Progress as Stages
+    from quorumcast.bench.run import Progress
 
 EXAMPLE = "bench --policy ab+history --alpha 100 --batch 0 --seconds 5 --json"
 
@@ -25,52 +29,72 @@ FAULTS = "faults"
 FIT = "fit"
 SOAK = "soak"
 FLOODS = "floods"
+#: Figures for programs, tables for people, and whether all promises were kept.
+SuiteResult: TypeAlias = "tuple[object, list[Table], bool]"
 SUITES = (FREEMAN, FAULTS, FIT, SOAK, FLOODS)
 
 
-def bench(
+class PlanOptions(msgspec.Struct, kw_only=True):
+    """What is measured; the fields are those of a `BenchPlan`."""
+
     policy: Annotated[
         str,
         typer.Option(
             help="ab, brb, chain, direct, direct-crash, ab+history, chain+history, total, "
             "total-crash."
         ),
-    ] = "ab+history",
-    alpha: Annotated[int, typer.Option(help="Publications between histories.")] = 100,
-    brokers: Annotated[int, typer.Option(help="Broker processes.")] = 4,
-    f: Annotated[int | None, typer.Option("--f", help="Faulty ones; the most.")] = None,
-    publishers: Annotated[int, typer.Option(help="Publisher processes.")] = 1,
-    subscribers: Annotated[int, typer.Option(help="Subscriber processes.")] = 1,
-    channels: Annotated[int, typer.Option(help="Channels; everybody uses all.")] = 1,
-    size: Annotated[int, typer.Option(help="Bytes per event.")] = 56,
+    ] = "ab+history"
+    alpha: Annotated[int, typer.Option(help="Publications between histories.")] = 100
+    brokers: Annotated[int, typer.Option(help="Broker processes.")] = 4
+    f: Annotated[int | None, typer.Option("--f", help="Faulty ones; the most.")] = None
+    publishers: Annotated[int, typer.Option(help="Publisher processes.")] = 1
+    subscribers: Annotated[int, typer.Option(help="Subscriber processes.")] = 1
+    channels: Annotated[int, typer.Option(help="Channels; everybody uses all.")] = 1
+    size: Annotated[int, typer.Option(help="Bytes per event.")] = 56
     batch: Annotated[
         int, typer.Option(help="Events per publication; 0 lets the client pack single events.")
-    ] = 1,
-    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 5.0,
-    warmup: Annotated[float, typer.Option(help="Seconds before that.")] = 1.0,
+    ] = 1
+    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 5.0
+    warmup: Annotated[float, typer.Option(help="Seconds before that.")] = 1.0
     rate: Annotated[
         float, typer.Option(help="Events per second and publisher; 0: as fast as accepted.")
-    ] = 0.0,
-    window: Annotated[int, typer.Option(help="Events un-accepted at most; 0 chooses.")] = 0,
+    ] = 0.0
+    window: Annotated[int, typer.Option(help="Events un-accepted at most; 0 chooses.")] = 0
     fault: Annotated[
         str,
         typer.Option(
             help="What f brokers or one more client do: crash, crash-recover, lie, or a fault of "
             "'quorumcast faults list'."
         ),
-    ] = "",
-    digest: Annotated[str, typer.Option(help="auto, sha256, blake3 or blake2b.")] = "auto",
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False,
+    ] = ""
+    digest: Annotated[str, typer.Option(help="auto, sha256, blake3 or blake2b.")] = "auto"
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False
     durable: Annotated[
         bool, typer.Option(help="Brokers write what they vouch for to disk first.")
-    ] = False,
+    ] = False
     trace: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write Parquet traces here.")
-    ] = None,
+    ] = None
     observe: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Note who does what there, for 'pipeline audit'."),
-    ] = None,
+    ] = None
+
+    def plan(self) -> BenchPlan:
+        """The plan; checks the fault."""
+        from quorumcast.bench.plan import LIE, BenchPlan, lie_of
+
+        fault = lie_of(self.policy) if self.fault == LIE else self.fault
+        if self.fault == LIE and not fault:
+            raise UsageError(f"{self.policy!r} withstands no lies; try '--fault crash'")
+        trace = str(self.trace.resolve()) if self.trace else ""
+        observe = str(self.observe) if self.observe else ""
+        others = {"fault": fault, "trace": trace, "observe": observe}
+        return BenchPlan(**(msgspec.structs.asdict(self) | others))
+
+
+def bench(
+    measured: PlanOptions,
     suite: Annotated[
         str,
         typer.Option(
@@ -103,34 +127,8 @@ def bench(
     Exit code 1 if something was, except where a fault makes that the expected result (AB or chain
     without history, a liar, and publishers that skip a broker: nothing can arrive).
     """
-    from quorumcast.bench.plan import LIE, BenchPlan, lie_of
-
-    if fault == LIE:
-        fault = lie_of(policy)
-        if not fault:
-            raise UsageError(f"{policy!r} withstands no lies; try '--fault crash'")
-    plan = BenchPlan(
-        policy=policy,
-        alpha=alpha,
-        brokers=brokers,
-        f=f,
-        publishers=publishers,
-        subscribers=subscribers,
-        channels=channels,
-        size=size,
-        batch=batch,
-        seconds=seconds,
-        warmup=warmup,
-        rate=rate,
-        window=window,
-        fault=fault,
-        digest=digest,
-        tls=tls,
-        durable=durable,
-        trace=str(trace.resolve()) if trace else "",
-        observe=str(observe) if observe else "",
-    )
-    if observe and (workload is not None or suite in (FIT, SOAK, FLOODS)):
+    plan = measured.plan()
+    if plan.observe and (workload is not None or suite in (FIT, SOAK, FLOODS)):
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
         )
@@ -145,23 +143,24 @@ def bench(
 
 
 def _single(plan: BenchPlan, json_: bool) -> None:
-    import msgspec
-
     from quorumcast.bench.run import run_bench
 
     with ProgressDisplay() as shown:
         report = run_bench(plan, shown)
+    _show(report, [_single_table(report)], sound=report.sound(plan), json_=json_)
+
+
+def _show(figures: object, tables: Iterable[Table], *, sound: bool, json_: bool) -> None:
+    """Print figures for programs, or tables for people; exit code 1 if a promise was broken."""
     if json_:
-        print_json(msgspec.to_builtins(report))
-    else:
-        _print(report)
-    if not report.sound(plan):
+        print_json(figures)
+    for shown in () if json_ else tables:
+        console().print(shown)
+    if not sound:
         raise typer.Exit(1)
 
 
 def _replay(plan: BenchPlan, workload: Path, processes: int, events: int, json_: bool) -> None:
-    import msgspec
-
     from quorumcast.bench.replay import WINDOW, ReplayPlan, run_replay
 
     replay = ReplayPlan(
@@ -174,47 +173,32 @@ def _replay(plan: BenchPlan, workload: Path, processes: int, events: int, json_:
     )
     with ProgressDisplay() as shown:
         report = run_replay(replay, shown)
-    if json_:
-        print_json(msgspec.to_builtins(report))
-    else:
-        console().print(_replay_table(report))
-    if not report.sound(replay):
-        raise typer.Exit(1)
+    _show(report, [_replay_table(report)], sound=report.sound(replay), json_=json_)
 
 
-def _replay_table(report: ReplayReport) -> Any:
-    from rich.table import Table
-
+def _replay_table(report: ReplayReport) -> Table:
     latency = report.latency_ms
-    table = Table(title=f"{report.workload}: {report.policy}, {report.brokers} brokers")
-    table.add_column("topic")
-    for column in ("events", "subscribers", "expected", "delivered", "fulfilled"):
-        table.add_column(column, justify="right")
+    shown = table(
+        "topic",
+        right=("events", "subscribers", "expected", "delivered", "fulfilled"),
+        title=f"{report.workload}: {report.policy}, {report.brokers} brokers",
+    )
     for name, topic in sorted(report.topics.items(), key=lambda item: -item[1].published):
+        counts = (topic.published, topic.subscribers, topic.expected, topic.delivered)
         share = f"{topic.delivered / topic.expected:.1%}" if topic.expected else ""
-        table.add_row(
-            name,
-            f"{topic.published:,}",
-            f"{topic.subscribers:,}",
-            f"{topic.expected:,}",
-            f"{topic.delivered:,}",
-            share,
-        )
-    table.caption = (
+        shown.add_row(name, *(f"{count:,}" for count in counts), share)
+    shown.caption = (
         f"{report.published:,} events, {report.delivered:,} of {report.expected:,} deliveries in "
         f"{report.seconds:,.1f} s ({report.deliveries_per_s:,.0f} deliveries/s); latency median "
         f"{latency.p50} ms, 99 % {latency.p99} ms; lost {report.lost}, duplicated "
         f"{report.duplicated}, altered {report.altered}, disordered {report.disordered}"
     )
-    return table
+    return shown
 
 
-def _print(report: BenchReport) -> None:
-    from rich.table import Table
-
-    table = Table(show_header=False, title=f"{report.policy}, {report.brokers} brokers")
+def _single_table(report: BenchReport) -> Table:
     latency = report.latency_ms
-    shown: dict[str, Any] = {
+    facts = {
         "publications/s": f"{report.publications_per_s:,.0f}",
         "events/s": f"{report.events_per_s:,.0f}",
         "latency": f"median {latency.p50} ms, 99 % {latency.p99} ms, mean {latency.mean} ms",
@@ -224,12 +208,10 @@ def _print(report: BenchReport) -> None:
         "lost, duplicated, altered": f"{report.lost}, {report.duplicated}, {report.altered}",
     }
     if report.suspicions:
-        shown["suspected"] = str(report.suspicions)
+        facts["suspected"] = str(report.suspicions)
     if report.evidence:
-        shown["evidence"] = str(report.evidence)
-    for name, value in shown.items():
-        table.add_row(name, value)
-    console().print(table)
+        facts["evidence"] = str(report.evidence)
+    return facts_table(f"{report.policy}, {report.brokers} brokers", facts)
 
 
 def _suite(name: str, plan: BenchPlan, runs: int, json_: bool) -> None:
@@ -237,33 +219,23 @@ def _suite(name: str, plan: BenchPlan, runs: int, json_: bool) -> None:
         raise UsageError(f"there is no suite {name!r}; choose one of {', '.join(SUITES)}")
     if runs < 1:
         raise UsageError("--runs must be 1 or more")
-    suites = {FREEMAN: _freeman, FIT: _fit, SOAK: _soak, FLOODS: _floods}
-    suite = suites.get(name, _faults)
-    with ProgressDisplay() as shown:
-        suite(plan, runs, json_, shown)
+    suites = {FREEMAN: _freeman, FAULTS: _faults, FIT: _fit, SOAK: _soak, FLOODS: _floods}
+    with ProgressDisplay() as progress:
+        figures, tables, sound = suites[name](plan, runs, progress)
+    _show(figures, tables, sound=sound, json_=json_)
 
 
-def _freeman(plan: BenchPlan, runs: int, json_: bool, progress: Stages) -> None:
-    import msgspec
-
+def _freeman(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
     from quorumcast.bench.freeman import run_freeman
 
     lines = run_freeman(plan, runs, progress)
-    if json_:
-        print_json(msgspec.to_builtins(lines))
-    else:
-        console().print(_freeman_table(lines))
-
-
-def _freeman_table(lines: list[freeman.FreemanRow]) -> Any:
-    from rich.table import Table
-
-    table = Table(title="One event of 56 bytes per publication; median of the runs")
-    table.add_column("policy")
-    for column in ("brokers", "publications/s", "Freeman", "ratio", "median ms", "to AB, n=4"):
-        table.add_column(column, justify="right")
+    shown = table(
+        "policy",
+        right=("brokers", "publications/s", "Freeman", "ratio", "median ms", "to AB, n=4"),
+        title="One event of 56 bytes per publication; median of the runs",
+    )
     for line in lines:
-        table.add_row(
+        shown.add_row(
             line.name,
             str(line.brokers),
             f"{line.publications_per_s:,.0f}",
@@ -272,33 +244,20 @@ def _freeman_table(lines: list[freeman.FreemanRow]) -> Any:
             f"{line.latency_p50_ms}",
             f"{line.to_ab}",
         )
-    return table
+    return lines, [shown], True
 
 
-def _fit(plan: BenchPlan, runs: int, json_: bool, progress: Stages) -> None:
-    import msgspec
-
+def _fit(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
     from quorumcast.bench.fit import run_fit
 
     lines = run_fit(plan, runs, progress)
-    if json_:
-        print_json(msgspec.to_builtins(lines))
-    else:
-        console().print(_fit_table(lines))
-    if not all(line.sound for line in lines):
-        raise typer.Exit(1)
-
-
-def _fit_table(lines: list[fit.FitRow]) -> Any:
-    from rich.table import Table
-
-    table = Table(title="FIT-Broker §5.2: events of 253 bytes, ten channels, two subscribers each")
-    table.add_column("test")
-    table.add_column("kind")
-    for column in ("brokers", "events/s", "FIT-Broker", "ratio", "to normal", "lost, dup., alt."):
-        table.add_column(column, justify="right")
+    shown = table(
+        *("test", "kind"),
+        right=("brokers", "events/s", "FIT-Broker", "ratio", "to normal", "lost, dup., alt."),
+        title="FIT-Broker §5.2: events of 253 bytes, ten channels, two subscribers each",
+    )
     for line in lines:
-        table.add_row(
+        shown.add_row(
             line.test,
             line.kind,
             str(line.brokers),
@@ -309,13 +268,11 @@ def _fit_table(lines: list[fit.FitRow]) -> Any:
             f"{line.lost}, {line.duplicated}, {line.altered}",
             style="" if line.sound else "red",
         )
-    return table
+    return lines, [shown], all(line.sound for line in lines)
 
 
-def _soak(plan: BenchPlan, runs: int, json_: bool, progress: Stages) -> None:
+def _soak(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
     import tempfile
-
-    import msgspec
 
     from quorumcast.bench.soak import RATE, SoakPlan, run_soak
 
@@ -332,21 +289,13 @@ def _soak(plan: BenchPlan, runs: int, json_: bool, progress: Stages) -> None:
         )
         with tempfile.TemporaryDirectory(prefix="quorumcast-soak-") as directory:
             reports.append(run_soak(bad_hour, Path(directory), progress))
-    if json_:
-        print_json(msgspec.to_builtins(reports))
-    else:
-        for report in reports:
-            console().print(_soak_table(report))
-    if not all(report.sound for report in reports):
-        raise typer.Exit(1)
+    tables = [_soak_table(report) for report in reports]
+    return reports, tables, all(report.sound for report in reports)
 
 
-def _soak_table(report: soak.SoakReport) -> Any:
-    from rich.table import Table
-
-    table = Table(show_header=False, title=f"{report.policy}, {report.brokers} brokers, durable")
+def _soak_table(report: soak.SoakReport) -> Table:
     suffered = ", ".join(f"{count} {harm}" for harm, count in report.harms.items())
-    shown = {
+    facts = {
         "suffered": f"{suffered} in {report.seconds:g} s",
         "published, acknowledged": f"{report.published:,}, {report.acknowledged:,}",
         "lost, duplicated, disordered": f"{sum(report.lost.values())}, "
@@ -355,43 +304,24 @@ def _soak_table(report: soak.SoakReport) -> Any:
         "memory, early and late": "{} MB, {} MB".format(*report.memory_mb),
         "store, early and late": "{} MB, {} MB".format(*report.store_mb),
     }
-    for name, value in shown.items():
-        table.add_row(name, value)
-    return table
+    return facts_table(f"{report.policy}, {report.brokers} brokers, durable", facts)
 
 
-def _faults(plan: BenchPlan, runs: int, json_: bool, progress: Stages) -> None:
-    import msgspec
-
-    from quorumcast.bench.faults import run_faults
+def _faults(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
+    from quorumcast.bench.faults import BUDGET, run_faults
 
     lines = run_faults(plan, runs, progress)
-    if json_:
-        print_json(msgspec.to_builtins(lines))
-    else:
-        console().print(_faults_table(plan, lines))
-    if not all(line.sound for line in lines):
-        raise typer.Exit(1)
-
-
-def _faults_table(plan: BenchPlan, lines: list[faults.FaultRow]) -> Any:
-    from rich.table import Table
-
-    from quorumcast.bench.faults import BUDGET
-
-    table = Table(
+    shown = table(
+        *("fault", "of a"),
+        right=("events/s", "share", "processor", "lost, dup., alt."),
         title=f"{plan.policy}, {plan.brokers} brokers: what a fault leaves of the fault-free rate",
         caption=f"red: under {BUDGET:.0%} of the fault-free rate, or a promise was broken",
     )
-    table.add_column("fault")
-    table.add_column("of a")
-    for column in ("events/s", "share", "processor", "lost, dup., alt."):
-        table.add_column(column, justify="right")
-    table.add_column("suspicions")
-    table.add_column("evidence", justify="right")
+    shown.add_column("suspicions")
+    shown.add_column("evidence", justify="right")
     for line in lines:
         under = line.share is None or line.share < BUDGET
-        table.add_row(
+        shown.add_row(
             line.fault,
             line.role,
             f"{line.events_per_s:,.0f}",
@@ -404,44 +334,27 @@ def _faults_table(plan: BenchPlan, lines: list[faults.FaultRow]) -> Any:
             str(line.evidence),
             style="red" if under or not line.sound else "",
         )
-    return table
+    return lines, [shown], all(line.sound for line in lines)
 
 
-def _floods(plan: BenchPlan, runs: int, json_: bool, progress: Stages) -> None:
-    import msgspec
-
-    from quorumcast.bench.floods import run_floods
+def _floods(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
+    from quorumcast.bench.floods import LEAST_KEPT, LONGEST_ANSWER_S, MOST_SHARE, run_floods
 
     chosen = msgspec.structs.replace(plan, fault="", flood=plan.fault)
     lines = [line for _ in range(runs) for line in run_floods(chosen, progress)]
-    if json_:
-        print_json([{**msgspec.to_builtins(line), "sound": line.sound} for line in lines])
-    else:
-        console().print(_floods_table(lines))
-    if not all(line.sound for line in lines):
-        raise typer.Exit(1)
-
-
-def _floods_table(lines: list[floods.FloodRow]) -> Any:
-    from rich.table import Table
-
-    from quorumcast.bench.floods import LEAST_KEPT, LONGEST_ANSWER_S, MOST_SHARE
-
-    table = Table(
+    shown = table(
+        *("flood", "policy"),
+        right=(
+            *("events/s alone", "beside it", "its share", "kept"),
+            *("status page", "paused", "disconnected", "lost"),
+        ),
         title="What a client that floods brokers leaves to the others",
         caption=f"red: more than {MOST_SHARE:.0%} of the brokers' time for the flood, less than "
         f"{LEAST_KEPT:.0%} of what the rest allows for the others, a status page that took longer "
         f"than {LONGEST_ANSWER_S:g} s, or a loss",
     )
-    table.add_column("flood")
-    table.add_column("policy")
-    for column in (
-        "events/s alone", "beside it", "its share", "kept", "status page", "paused", "disconnected",
-        "lost",
-    ):  # fmt: skip
-        table.add_column(column, justify="right")
     for line in lines:
-        table.add_row(
+        shown.add_row(
             line.flood,
             line.policy,
             f"{line.alone_per_s:,.0f}",
@@ -454,4 +367,5 @@ def _floods_table(lines: list[floods.FloodRow]) -> Any:
             str(line.lost),
             style="" if line.sound else "red",
         )
-    return table
+    figures = [{**msgspec.to_builtins(line), "sound": line.sound} for line in lines]
+    return figures, [shown], all(line.sound for line in lines)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import typer
 
 from quorumcast.cli.common import console, print_json
+from quorumcast.cli.options import ScenarioOptions
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
@@ -16,36 +16,28 @@ if TYPE_CHECKING:
     from quorumcast.sim.coverage.states import ProtocolState
 
 
-def run_coverage(
-    *,
-    seeds: int,
-    start: int,
-    policy: str | None,
-    adversary: str | None,
-    steer: bool,
-    json_: bool,
-) -> None:
+def run_coverage(which: ScenarioOptions, *, seeds: int, steer: bool, json_: bool) -> None:
     """Run scenarios and print the reached states; exit code 1 if a property was violated."""
     from quorumcast.manifest.policy import POLICY_NAMES
     from quorumcast.sim.campaign import replay_command
     from quorumcast.sim.coverage.explore import explore
     from quorumcast.sim.coverage.states import known_states
 
-    if seeds < 1 or start < 0:
+    if seeds < 1 or which.start < 0:
         raise UsageError("--seeds is 1 or more, --start 0 or more")
     with ProgressDisplay() as shown:
         exploration = explore(
             seeds,
-            start,
-            policy,
-            adversary,
+            which.start,
+            which.one_policy,
+            which.one_adversary,
             steer=steer,
             progress=lambda so_far: shown(
                 f"{so_far.scenarios:,} of {seeds:,} scenarios, "
                 f"{len(so_far.transitions):,} transitions"
             ),
         )
-    policies = POLICY_NAMES if policy is None else (policy,)
+    policies = POLICY_NAMES if which.one_policy is None else (which.policy,)
     unreached = exploration.unreached(policies)
     known = sum(state.policy in policies for state in known_states())
     replays = [replay_command(outcome) for outcome in exploration.failed]
@@ -56,7 +48,7 @@ def run_coverage(
                 "transitions": len(exploration.transitions),
                 "growth": exploration.growth,
                 "known_states": known,
-                "unreached": msgspec.to_builtins(unreached),
+                "unreached": unreached,
                 "violations": len(replays),
                 "failures": replays,
             }

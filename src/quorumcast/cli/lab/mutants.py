@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from quorumcast.cli.common import console, print_json
+from quorumcast.cli.common import console, print_json, table
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
@@ -77,24 +77,17 @@ def _share(share: RoomFigures) -> dict[str, object]:
 
 
 def _print(report: MutantReport, seeds: int) -> None:
-    from rich.table import Table
 
     out = console()
     for result in report.results:
         out.print(_line(result), markup=False, highlight=False, soft_wrap=True)
-    table = Table("room", "mistakes", "equivalent", "caught", "%", "by plan", "by test", "missed")
+    shown = table("room", "mistakes", "equivalent", "caught", "%", "by plan", "by test", "missed")
     for room, share in [*report.rooms.items(), ("all", report.total)]:
-        table.add_row(
-            room,
-            str(share.mistakes),
-            str(share.equivalent),
-            str(share.caught),
-            f"{share.percent:.0f}",
-            str(share.by_plan),
-            str(share.by_test),
-            str(share.missed),
+        shown.add_row(
+            *(room, str(share.mistakes), str(share.equivalent), str(share.caught)),
+            *(f"{share.percent:.0f}", str(share.by_plan), str(share.by_test), str(share.missed)),
         )
-    out.print(table)
+    out.print(shown)
     out.print(
         f"{report.total.caught} of {report.total.mistakes - report.total.equivalent} caught by at "
         f"most {seeds} drawn scenarios each, in {report.seconds / 60:.1f} minutes",

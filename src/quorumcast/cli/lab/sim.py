@@ -12,7 +12,7 @@ from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cli.common import console, print_json
 from quorumcast.cli.lab.coverage import run_coverage
 from quorumcast.cli.lab.mutants import run_mutants
-from quorumcast.cli.options import JsonOption
+from quorumcast.cli.options import JsonOption, ScenarioOptions
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 EXAMPLE = "sim --seeds 200 --policy ab+history --adversary alter"
 
-ALL = "all"
 #: Defaults: scenarios of a campaign, scenarios per planted mistake, and processes for the latter.
 SEEDS, MUTANT_SEEDS, MUTANT_JOBS = 100, 500, 2
 #: Failing seeds in the summary.
@@ -30,16 +29,11 @@ SHOWN = 10
 
 
 def sim(
+    which: ScenarioOptions,
     seeds: Annotated[
         int | None,
         typer.Option(help="How many scenarios: 100, or with --mutants 500 for each mistake."),
     ] = None,
-    start: Annotated[int, typer.Option(help="The first seed.")] = 0,
-    system: Annotated[
-        str, typer.Option(help="What is simulated: cell, or one of yours as package.module:NAME.")
-    ] = CELL_SYSTEM,
-    policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL,
-    adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL,
     known_bad: Annotated[
         bool, typer.Option("--known-bad", help="Break the code on purpose; checkers must notice.")
     ] = False,
@@ -98,13 +92,13 @@ def sim(
         raise UsageError(
             "--known-bad, --mutants, --coverage, --plan and --workload are five things; choose one"
         )
-    if system != CELL_SYSTEM and (mutants or coverage or workload is not None):
+    if which.system != CELL_SYSTEM and (mutants or coverage or workload is not None):
         raise UsageError("--mutants, --coverage and --workload are for cells: leave out --system")
     if mutants:
         run_mutants(
             only=only or [],
             room=room or [],
-            start=start,
+            start=which.start,
             seeds=MUTANT_SEEDS if seeds is None else seeds,
             jobs=workers or MUTANT_JOBS,
             minutes=minutes,
@@ -121,37 +115,18 @@ def sim(
     if known_bad and trace is not None:
         raise UsageError("--known-bad leaves no traces: leave out --trace")
     if known_bad:
-        _known_bad(system, json_)
+        _known_bad(which.system, json_)
     elif coverage:
-        run_coverage(
-            seeds=SEEDS if seeds is None else seeds,
-            start=start,
-            policy=_named(policy),
-            adversary=_named(adversary),
-            steer=steer,
-            json_=json_,
-        )
+        run_coverage(which, seeds=SEEDS if seeds is None else seeds, steer=steer, json_=json_)
     elif plan is not None:
         _plan(plan, variant, json_)
     elif workload is not None:
-        _workload(workload, events, start, policy, adversary, variant, json_)
+        _workload(workload, events, which, variant, json_)
     else:
-        _campaign(
-            system,
-            SEEDS if seeds is None else seeds,
-            start,
-            policy,
-            adversary,
-            variant,
-            workers,
-            trace,
-            json_,
-        )
+        _campaign(which, SEEDS if seeds is None else seeds, variant, workers, trace, json_)
 
 
 def _plan(path: Path, variant: str, json_: bool) -> None:
-    import msgspec
-
     from quorumcast.sim.shrink import read_plan
     from quorumcast.sim.systems import perform, planted
 
@@ -159,7 +134,7 @@ def _plan(path: Path, variant: str, json_: bool) -> None:
     with planted(variant, plan.system):
         outcome = perform(plan)
     if json_:
-        print_json(msgspec.to_builtins(outcome))
+        print_json(outcome)
     else:
         what = f"{len(plan.acts)} acts, {plan.kind}, {plan.adversary or 'no adversary'}"
         _print_outcome(outcome, what)
@@ -167,31 +142,21 @@ def _plan(path: Path, variant: str, json_: bool) -> None:
         raise typer.Exit(1)
 
 
-def _workload(
-    path: Path,
-    events: int,
-    seed: int,
-    policy: str,
-    adversary: str,
-    variant: str,
-    json_: bool,
-) -> None:
-    import msgspec
-
+def _workload(path: Path, events: int, which: ScenarioOptions, variant: str, json_: bool) -> None:
     from quorumcast.bench.workload import read_workload
     from quorumcast.sim.cell.workload import expected, replay, workload_plan
     from quorumcast.sim.systems import planted
 
-    if events < 0 or seed < 0:
+    if events < 0 or which.start < 0:
         raise UsageError("--events and --start are 0 or more")
     workload = read_workload(path)
     some = [(event.at_ms, event.node, event.topic) for event in workload.events(events)]
     plan = workload_plan(
         some,
         workload.subscribers,
-        seed=seed,
-        policy=_named(policy) or "ab+history",
-        adversary=_named(adversary) or "none",
+        seed=which.start,
+        policy=which.one_policy or "ab+history",
+        adversary=which.one_adversary or "none",
     )
     with (
         planted(variant),
@@ -200,7 +165,7 @@ def _workload(
         found = replay(plan, expected(some, workload.subscribers))
     outcome = found.outcome
     if json_:
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
     else:
         _print_outcome(
             outcome,
@@ -223,47 +188,38 @@ def _print_outcome(outcome: Outcome, what: str) -> None:
 
 
 def _campaign(
-    system: str,
+    which: ScenarioOptions,
     seeds: int,
-    start: int,
-    policy: str,
-    adversary: str,
     variant: str,
     workers: int,
     trace: Path | None,
     json_: bool,
 ) -> None:
-    import msgspec
-
     from quorumcast.sim.campaign import run_campaign
     from quorumcast.sim.systems import planted
 
-    if seeds < 1 or start < 0 or workers < 0:
+    if seeds < 1 or which.start < 0 or workers < 0:
         raise UsageError("--seeds is 1 or more, --start and --workers 0 or more")
-    planted(variant, system)
+    planted(variant, which.system)
     done = count(1)
     with ProgressDisplay() as shown:
         report = run_campaign(
             seeds,
-            start,
-            _named(policy),
-            _named(adversary),
-            system=system,
+            which.start,
+            which.one_policy,
+            which.one_adversary,
+            system=which.system,
             variant=variant,
             workers=workers or None,
             progress=lambda _: shown(f"{next(done):,} of {seeds:,} scenarios"),
             trace=trace,
         )
     if json_:
-        print_json(msgspec.to_builtins(report))
+        print_json(report)
     else:
         _print(report)
     if report.violations:
         raise typer.Exit(1)
-
-
-def _named(name: str) -> str | None:
-    return None if name == ALL else name
 
 
 def _print(report: CampaignFindings) -> None:
@@ -281,8 +237,6 @@ def _print(report: CampaignFindings) -> None:
 
 
 def _known_bad(system: str, json_: bool) -> None:
-    import msgspec
-
     from quorumcast.sim.systems import find, try_variant
 
     catches = []
@@ -297,7 +251,7 @@ def _known_bad(system: str, json_: bool) -> None:
             {
                 "variants": len(catches),
                 "caught": len(catches) - len(missed),
-                "catches": msgspec.to_builtins(catches),
+                "catches": catches,
             }
         )
     else:

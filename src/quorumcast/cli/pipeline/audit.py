@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.cell import CELL_SYSTEM
-from quorumcast.cli.common import console, print_json
+from quorumcast.cli.common import console, print_json, table
 from quorumcast.cli.options import JsonOption, MasterOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
@@ -23,8 +23,6 @@ EXAMPLE = "pipeline audit log --html audit.html"
 
 #: Verdicts in the table.
 SHOWN = 40
-#: Interval of progress, without and with a terminal.
-LINE_S, TERMINAL_S = 20.0, 0.5
 
 
 def audit(
@@ -192,28 +190,20 @@ def _scored(spark: SparkSession, places: list[str], verdicts: Any, runs: int) ->
 
 
 def _print(rows: list[dict[str, Any]], runs: int) -> None:
-    from rich.table import Table
-
     from quorumcast.pipeline.audit.report import when
 
     out = console()
     named = any(row["standing"] in ("proven", "suspected") for row in rows)
     if not named:
         out.print(f"nobody is named in {runs:,} run{'' if runs == 1 else 's'}")
-    table = Table("run", "who", "standing", "score", "did what", "towards", "when", "why")
+    shown = table("run", "who", "standing", "score", "did what", "towards", "when", "why")
     for row in rows[:SHOWN]:
-        table.add_row(
-            row["run"],
-            row["node"],
-            row["standing"],
-            f"{row['score']:.2f}",
-            row["deed"],
-            row["towards"],
-            when(row),
-            row["reasons"],
+        shown.add_row(
+            *(row["run"], row["node"], row["standing"], f"{row['score']:.2f}"),
+            *(row["deed"], row["towards"], when(row), row["reasons"]),
         )
     if rows:
-        out.print(table)
+        out.print(shown)
     if len(rows) > SHOWN:
         out.print(f"… and {len(rows) - SHOWN:,} more; --json or --output has them all")
 

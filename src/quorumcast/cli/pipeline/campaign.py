@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cli.common import console, print_json
-from quorumcast.cli.options import JsonOption, MasterOption
+from quorumcast.cli.options import JsonOption, MasterOption, ScenarioOptions
 from quorumcast.cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
@@ -17,20 +16,14 @@ if TYPE_CHECKING:
 
 EXAMPLE = "pipeline campaign --scenarios 20000 --output nightly --json"
 
-ALL = "all"
 #: Failures in the summary.
 SHOWN = 10
 
 
 def campaign(
     output: Annotated[Path, typer.Option("--output", "-o", help="A new directory for results.")],
+    which: ScenarioOptions,
     scenarios: Annotated[int, typer.Option(help="How many seeds.")] = 1000,
-    start: Annotated[int, typer.Option(help="The first seed.")] = 0,
-    system: Annotated[
-        str, typer.Option(help="What is simulated: cell, or one of yours as package.module:NAME.")
-    ] = CELL_SYSTEM,
-    policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL,
-    adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL,
     known_bad: Annotated[
         str,
         typer.Option(
@@ -44,19 +37,17 @@ def campaign(
 
     Exit code 1 if any property was violated; with --known-bad, if the mistake was not found.
     """
-    import msgspec
-
     from quorumcast.pipeline.campaign.run import Campaign, prepare_directory, run_campaign
     from quorumcast.pipeline.campaign.scenarios import ScenarioChoice
     from quorumcast.pipeline.session import spark_session
 
     choice = ScenarioChoice(
-        system=system,
-        policy=None if policy == ALL else policy,
-        adversary=None if adversary == ALL else adversary,
+        system=which.system,
+        policy=which.one_policy,
+        adversary=which.one_adversary,
         variant=known_bad,
     )
-    chosen = Campaign(scenarios=scenarios, start=start, choice=choice)
+    chosen = Campaign(scenarios=scenarios, start=which.start, choice=choice)
     chosen.check()
     prepare_directory(output)
     with ProgressDisplay("starting Spark") as shown:
@@ -69,7 +60,7 @@ def campaign(
         spark = spark_session("campaign", master=master)
         report = run_campaign(spark, chosen, output, tell, shown.say)
     if json_:
-        print_json(msgspec.to_builtins(report))
+        print_json(report)
     else:
         _print(report)
     if bool(report.violations) != bool(known_bad):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorumcast.cli.common import console, print_json
+from quorumcast.cli.common import console, print_json, table
 from quorumcast.cli.options import JsonOption, MasterOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from quorumcast.pipeline.evaluation.model import Evaluation, ScenarioResult
 
 EXAMPLE = "pipeline evaluate traces --output report.html"
@@ -36,8 +38,6 @@ def evaluate(
     Runs of one scenario are combined. The cost of a fault needs a trace of the same scenario
     without it. Percentiles are within 0.05 %, all other figures exact.
     """
-    import msgspec
-
     from quorumcast.pipeline.evaluation.runs import find_traces
     from quorumcast.pipeline.evaluation.summary import evaluate
     from quorumcast.pipeline.session import spark_session
@@ -55,7 +55,7 @@ def evaluate(
 
         output.write_text(page(evaluation), encoding="utf-8")
     if json_:
-        print_json(msgspec.to_builtins(evaluation, str_keys=True))
+        print_json(evaluation)
     else:
         _print(evaluation)
         if output is not None:
@@ -64,25 +64,24 @@ def evaluate(
 
 def _print(evaluation: Evaluation) -> None:
     console().print(_figures(evaluation))
-    for table in (_costs(evaluation), _documents(evaluation)):
-        if table.row_count:
-            console().print(table)
+    for shown in (_costs(evaluation), _documents(evaluation)):
+        if shown.row_count:
+            console().print(shown)
 
 
-def _figures(evaluation: Evaluation) -> Any:
-    from rich.table import Table
-
-    table = Table(title=f"{evaluation.rows:,} rows of {evaluation.traces:,} traces")
-    table.add_column("scenario")
-    for column in (
-        "runs", "publications/s", "mean ± dev. ms", "50 %", "90 %", "99 %", "max.", "coverage",
-        "by history", "hops", "messages", "bytes",
-    ):  # fmt: skip
-        table.add_column(column, justify="right")
+def _figures(evaluation: Evaluation) -> Table:
+    shown = table(
+        "scenario",
+        right=(
+            *("runs", "publications/s", "mean ± dev. ms", "50 %", "90 %", "99 %", "max."),
+            *("coverage", "by history", "hops", "messages", "bytes"),
+        ),
+        title=f"{evaluation.rows:,} rows of {evaluation.traces:,} traces",
+        caption="messages and bytes per delivery; red: not everything that was owed arrived",
+    )
     for line in evaluation.lines:
-        table.add_row(*_row(line), style="" if line.delivered == line.owed else "red")
-    table.caption = "messages and bytes per delivery; red: not everything that was owed arrived"
-    return table
+        shown.add_row(*_row(line), style="" if line.delivered == line.owed else "red")
+    return shown
 
 
 def _row(line: ScenarioResult) -> list[str]:
@@ -106,35 +105,29 @@ def _row(line: ScenarioResult) -> list[str]:
     ]
 
 
-def _costs(evaluation: Evaluation) -> Any:
-    from rich.table import Table
-
+def _costs(evaluation: Evaluation) -> Table:
     from quorumcast.pipeline.evaluation.words import percent, times
 
-    table = Table(title="What faults cost: figures to those of the same scenario without the fault")
-    table.add_column("scenario")
-    for column in ("rate", "mean latency", "99 % latency", "messages", "bytes"):
-        table.add_column(column, justify="right")
+    shown = table(
+        "scenario",
+        right=("rate", "mean latency", "99 % latency", "messages", "bytes"),
+        title="What faults cost: figures to those of the same scenario without the fault",
+    )
     for line in evaluation.lines:
         if (cost := line.cost) is not None:
             factors = (cost.mean_latency, cost.p99_latency, cost.messages, cost.bytes)
-            table.add_row(line.name, percent(cost.rate), *map(times, factors))
-    return table
+            shown.add_row(line.name, percent(cost.rate), *map(times, factors))
+    return shown
 
 
-def _documents(evaluation: Evaluation) -> Any:
-    from rich.table import Table
-
+def _documents(evaluation: Evaluation) -> Table:
     from quorumcast.pipeline.evaluation.words import amount, times
 
-    table = Table(title="The same scenarios in the documents, on other machines")
-    for column in ("document", "figure"):
-        table.add_column(column)
-    for column in ("theirs", "ours", "ratio"):
-        table.add_column(column, justify="right")
+    title = "The same scenarios in the documents, on other machines"
+    shown = table("document", "figure", right=("theirs", "ours", "ratio"), title=title)
     for line in evaluation.lines:
         for row in line.beside:
             figure = f"{row.figure} ({row.unit})"
             ours, theirs = amount(row.ours), amount(row.theirs)
-            table.add_row(row.document, figure, theirs, ours, times(row.ratio))
-    return table
+            shown.add_row(row.document, figure, theirs, ours, times(row.ratio))
+    return shown

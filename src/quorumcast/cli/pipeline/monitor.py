@@ -128,13 +128,11 @@ def show_rules(
     json_: JsonOption = False,
 ) -> None:
     """Print the built-in rules, as a start for your own; or check a rules file."""
-    import msgspec
-
     from quorumcast.monitoring.rules import default_rules, read_rules
 
     rules = read_rules(file)
     if json_:
-        print_json(msgspec.to_builtins(rules))
+        print_json(rules)
     elif file is None:
         print(default_rules(), end="")
     else:

@@ -197,13 +197,11 @@ class _Run:
 
     def tell_alarms(self) -> None:
         """Print the alarms raised and cleared since the last call."""
-        import msgspec
-
         unshown = self._monitor.book.unshown
         while unshown:
             alarm = unshown.popleft()
             if self._json:
-                print_json({"alarm": msgspec.to_builtins(alarm)})
+                print_json({"alarm": alarm})
             else:
                 line = f"{alarm.state} {alarm.severity}: {alarm.rule}: {alarm.text}"
                 console().print(line, markup=False, soft_wrap=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from quorumcast.cli.common import console, print_json
+from quorumcast.cli.common import console, facts_table, print_json, table
 from quorumcast.cli.options import Commands, JsonOption, MasterOption
 from quorumcast.cli.pipeline.sentences import sentences
 from quorumcast.cli.progress import ProgressDisplay
@@ -27,12 +28,21 @@ LIKE = ("reddit", "dt1", "dt2")
 #: Topics in the table.
 SHOWN = 30
 
-OutputOption = Annotated[Path, typer.Option("--output", "-o", help="The workload's directory.")]
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the workload that is there.")
-]
-SeedOption = Annotated[int, typer.Option(help="Everything that is drawn follows from it.")]
-PartitionsOption = Annotated[int, typer.Option(help="Files of events; 0 chooses.")]
+
+class NewWorkload(msgspec.Struct, kw_only=True):
+    """The options of every command that makes a workload."""
+
+    output: Annotated[Path, typer.Option("--output", "-o", help="The workload's directory.")]
+    nodes: Annotated[int, typer.Option(help="Nodes that publish and subscribe.")] = 100
+    mean: Annotated[float, typer.Option(help="Subscriptions of a node that chooses topics.")] = 5.0
+    exponent: Annotated[float, typer.Option(help="Of zipf (1) or powerlaw (2.2).")] = 0.0
+    seed: Annotated[int, typer.Option(help="Everything that is drawn follows from it.")] = 1
+    partitions: Annotated[int, typer.Option(help="Files of events; 0 chooses.")] = 0
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the workload that is there.")
+    ] = False
+    master: MasterOption = None
+
 
 app = Commands(
     no_args_is_help=True, help="Make workloads that 'bench' and 'sim' replay, and look at them."
@@ -48,7 +58,7 @@ def _main() -> None:
 @sentences()
 def prepare(
     sources: Annotated[list[str], typer.Argument(help="Files or directories of one data set.")],
-    output: OutputOption,
+    made: NewWorkload,
     recipe: Annotated[
         str,
         typer.Option(
@@ -67,7 +77,6 @@ def prepare(
         list[str] | None, typer.Option(help="plain: a user who is nobody; again for more.")
     ] = None,
     sample: Annotated[int, typer.Option(help="Rows to take; 0: all, or the recipe's.")] = 0,
-    nodes: Annotated[int, typer.Option(help="Nodes that users are mapped to.")] = 100,
     topics: Annotated[int, typer.Option(help="Most popular ones to keep, or to draw.")] = 0,
     users: Annotated[
         str, typer.Option(help="How users fall on nodes: uniform, zipf, normal, powerlaw.")
@@ -79,12 +88,6 @@ def prepare(
         str,
         typer.Option(help="'authors' of a topic subscribe to it, or nodes choose topics likewise."),
     ] = "authors",
-    mean: Annotated[float, typer.Option(help="Subscriptions of a node, where it chooses.")] = 5.0,
-    exponent: Annotated[float, typer.Option(help="Of zipf (1) or powerlaw (2.2).")] = 0.0,
-    seed: SeedOption = 1,
-    partitions: PartitionsOption = 0,
-    overwrite: OverwriteOption = False,
-    master: MasterOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Turn a data set into a workload: clean, sample, map users to nodes, draw subscriptions."""
@@ -103,30 +106,32 @@ def prepare(
         sources, format_ or (FORMATS[0] if recipe == REDDIT else "")
     )  # fmt: skip
     settings = WorkloadSettings(
-        nodes=nodes,
-        seed=seed,
+        nodes=made.nodes,
+        seed=made.seed,
         sample=sample,
         topics=topics,
         users=users,
         drawn_topics=topic_distribution,
         subscriptions=subscriptions,
-        mean=mean,
-        exponent=exponent,
-        partitions=partitions,
+        mean=made.mean,
+        exponent=made.exponent,
+        partitions=made.partitions,
     )
     if chosen is not None:
         settings.check(chosen)
-    elif partitions < 0:
+    elif made.partitions < 0:
         raise UsageError("--partitions is 0 or more")
-    place = new_workload(output, overwrite=overwrite, sources=sources)
+    place = new_workload(made.output, overwrite=made.overwrite, sources=sources)
     with place, ProgressDisplay("starting Spark") as shown:
-        spark = spark_session("workload", master=master)
+        spark = spark_session("workload", master=made.master)
         shown("reading, cleaning and writing")
         if chosen is None:
-            header = prepare_published(spark, sources, output, seed=seed, partitions=partitions)
+            header = prepare_published(
+                spark, sources, made.output, seed=made.seed, partitions=made.partitions
+            )
         else:
-            header = run_prepare(spark, sources, kind, chosen, settings, output)
-    _tell(header, output, json_)
+            header = run_prepare(spark, sources, kind, chosen, settings, made.output)
+    _tell(header, made.output, json_)
 
 
 def _recipe(
@@ -154,7 +159,7 @@ def _recipe(
 @app.command(example=GENERATE_EXAMPLE)
 @sentences()
 def generate(
-    output: OutputOption,
+    made: NewWorkload,
     like: Annotated[
         str,
         typer.Option(
@@ -163,7 +168,6 @@ def generate(
         ),
     ] = "",
     events: Annotated[int, typer.Option(help="0: 17,611 like reddit, otherwise 10,000.")] = 0,
-    nodes: Annotated[int, typer.Option(help="Nodes that publish and subscribe.")] = 100,
     topics: Annotated[int, typer.Option(help="Topics, where nothing is imitated.")] = 20,
     distribution: Annotated[
         str, typer.Option(help="Popularity of topics: uniform, zipf, normal, powerlaw.")
@@ -171,14 +175,8 @@ def generate(
     subscriptions: Annotated[
         str, typer.Option(help="Popularity of topics with subscribers, likewise.")
     ] = "zipf",
-    mean: Annotated[float, typer.Option(help="Subscriptions of a node.")] = 5.0,
-    exponent: Annotated[float, typer.Option(help="Of zipf (1) or powerlaw (2.2).")] = 0.0,
     rate: Annotated[float, typer.Option(help="Events per second, of all nodes.")] = 100.0,
     size: Annotated[int, typer.Option(help="Bytes per event.")] = 200,
-    seed: SeedOption = 1,
-    partitions: PartitionsOption = 0,
-    overwrite: OverwriteOption = False,
-    master: MasterOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Make a workload of a known shape, without any data.
@@ -195,43 +193,41 @@ def generate(
 
     if like and like not in LIKE:
         raise UsageError(f"there is no {like!r} to imitate; choose one of {', '.join(LIKE)}")
-    if partitions < 0 or events < 0:
+    if made.partitions < 0 or events < 0:
         raise UsageError("--events and --partitions are 0 or more")
     if like in ("dt1", "dt2"):
         shape = content.DT1 if like == "dt1" else content.DT2
         by_content = content.ContentGenerator(
-            shape, events=events or 10_000, nodes=nodes, seed=seed, rate=rate
+            shape, events=events or 10_000, nodes=made.nodes, seed=made.seed, rate=rate
         )
-        place = new_workload(output, overwrite=overwrite)
+        place = new_workload(made.output, overwrite=made.overwrite)
         with place, ProgressDisplay("making publications, counting matches"):
-            spark = spark_session("workload", master=master)
-            header = write_content(spark, by_content, output, partitions)
-        _tell(header, output, json_)
+            spark = spark_session("workload", master=made.master)
+            header = write_content(spark, by_content, made.output, made.partitions)
+        _tell(header, made.output, json_)
         density = header.deliveries / header.events / header.subscriptions
         if abs(density / shape.density - 1) > content.TOLERANCE:
             raise typer.Exit(1)
         return
     wanted = shapes.REDDIT if like else shapes.shape_of(
-        topics, distribution, exponent, subscriptions, mean
+        topics, distribution, made.exponent, subscriptions, made.mean
     )  # fmt: skip
     generator = shapes.Generator(
         wanted,
         events=events or (shapes.REDDIT_EVENTS if like else 10_000),
-        nodes=nodes,
-        seed=seed,
+        nodes=made.nodes,
+        seed=made.seed,
         rate=rate,
         size=size,
     )
-    with new_workload(output, overwrite=overwrite), ProgressDisplay("making events"):
-        spark = spark_session("workload", master=master)
-        header = write_generated(spark, generator, output, partitions)
-    _tell(header, output, json_)
+    with new_workload(made.output, overwrite=made.overwrite), ProgressDisplay("making events"):
+        spark = spark_session("workload", master=made.master)
+        header = write_generated(spark, generator, made.output, made.partitions)
+    _tell(header, made.output, json_)
 
 
 def _tell(header: WorkloadHeader, output: Path, json_: bool) -> None:
     if json_:
-        import msgspec
-
         print_json({"output": str(output), **msgspec.to_builtins(header)})
         return
     out = console()
@@ -274,8 +270,6 @@ def describe(
     if picture is not None:
         picture.write_text(draw(found), encoding="utf-8")
     if json_:
-        import msgspec
-
         print_json({**msgspec.to_builtins(found), "sound": found.sound})
     else:
         _print(found)
@@ -284,12 +278,9 @@ def describe(
 
 
 def _print(found: Description) -> None:
-    from rich.table import Table
-
     header, out = found.header, console()
-    table = Table(show_header=False, title=f"{found.path}: {header.name}, seed {header.seed}")
     nodes, wanted = found.events_per_node, found.subscriptions_per_node
-    shown: dict[str, Any] = {
+    shown = {
         "events": f"{found.events:,} in {found.seconds:,.1f} s, {found.bytes:,} bytes",
         "nodes": f"{header.nodes:,}; {found.publishers:,} publish, {found.subscribers:,} subscribe",
         "subscriptions": f"{found.subscriptions:,}",
@@ -306,15 +297,11 @@ def _print(found: Description) -> None:
         shown["power law"] = f"events fall with rank to the power of -{found.exponent:g}"
     if not found.sound:
         shown["NOT SOUND"] = "the files do not hold what the header or the density says"
-    for name, value in shown.items():
-        table.add_row(name, value)
-    out.print(table)
+    out.print(facts_table(f"{found.path}: {header.name}, seed {header.seed}", shown))
     if not found.topics:
         return
-    lines = Table(title="Topics, most popular first")
-    lines.add_column("topic")
-    for column in ("events", "share", "subscribers", "deliveries"):
-        lines.add_column(column, justify="right")
+    figures = ("events", "share", "subscribers", "deliveries")
+    lines = table("topic", right=figures, title="Topics, most popular first")
     for topic in found.topics[:SHOWN]:
         lines.add_row(
             topic.topic,
