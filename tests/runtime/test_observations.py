@@ -17,8 +17,7 @@ from quorumcast.cell.messages import Positions, Vote
 from quorumcast.core.ids import Digest, Millis
 from quorumcast.core.machine import Connected, Effect, Receive
 from quorumcast.manifest.policy import Policy
-from quorumcast.runtime.attention import LONGEST_MS as LONGEST_PAUSE_MS
-from quorumcast.runtime.observations import LONGEST_MS, ObservationLog
+from quorumcast.runtime.observations import LONGEST_MS, LONGEST_PAUSE_MS, ObservationLog
 from quorumcast.watch.observer import Observer
 from quorumcast.watch.turnout import PATIENCE_MS
 

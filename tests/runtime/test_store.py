@@ -21,8 +21,7 @@ from tests.runtime.world import PATIENCE_S, run, until
 from quorumcast.core.errors import UsageError
 from quorumcast.core.machine import Record
 from quorumcast.runtime.store import database, store
-from quorumcast.runtime.store.changes import Keep, Remove
-from quorumcast.runtime.store.database import Database
+from quorumcast.runtime.store.database import Database, Keep, Remove
 from quorumcast.runtime.store.store import DiskStore
 
 
@@ -309,7 +308,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]
         opened = DiskStore(directory / "running", KINDS)
         for number, step in enumerate(made):
             give(opened, step)
-            opened._hurry()
+            opened._commit_now()
             await until(lambda: opened._committing is None)
             if number == 200:
                 opened._database.tidy()

@@ -1,11 +1,11 @@
-"""An observer beside a machine of a process, and its log: small Parquet files.
+"""Runs an observer beside the machine of a process and writes its observations as Parquet files.
 
-`DIR/observations/observer=NAME` gets rows, `DIR/documents/observer=NAME` what was signed; the last
-part of DIR is the name of the run. `quorumcast pipeline audit DIR` reads what any number of nodes
-have written there, and takes a file for the word of the node that its directory is of. A file is
-complete or not there: a process that is killed loses its last seconds and damages nothing. What
-cannot be written is lost, and said once; nobody stops for it. Times are of the wall clock in
-milliseconds. `DIR/deeds` has what faults did that were installed: labels, which no audit reads.
+`DIR/observations/observer=NAME` gets rows, `DIR/documents/observer=NAME` signed documents; the last
+part of DIR names the run. `quorumcast pipeline audit DIR` reads the files of any number of nodes,
+and attributes each file to the node of its directory. A file is complete or absent: a process that
+is killed loses its last seconds. Rows that cannot be written are lost and logged once; the node
+runs on. Times are wall-clock milliseconds. `DIR/deeds` counts the deeds of installed faults:
+labels that the audit does not read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Connected, Effect, Event
 from quorumcast.faults.cell.tally import DeedTally, TalliedDeed
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.runtime.attention import Attention
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.strain import Strain
 from quorumcast.runtime.logs import log, note
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-#: The columns of what faulty nodes did.
+#: The columns of the deeds of installed faults.
 DEED_COLUMNS = {
     "node": "string",
     "message": "string",
@@ -56,17 +55,54 @@ DEED_COLUMNS = {
     "count": "int64",
 }
 
-#: Rows that are kept before they are written, and for how long.
+#: A file is written after so many rows, or so long after the last one.
 MOST_ROWS, LONGEST_MS = 10_000, 5_000
-#: How often what has not come is looked for where nothing comes at all.
+#: How often to look for messages that are overdue, also where nothing arrives.
 LOOK_S = 0.1
+#: Of a longer time between two looks only so much counts as listening.
+LONGEST_PAUSE_MS = 250
+
+
+class ListeningClock:
+    """A clock that stands still while this process does not read from its links.
+
+    Messages that arrive while a process is stopped, busy or held by its application are read late,
+    which is not their sender's fault: timeouts for other nodes are measured with this clock.
+    """
+
+    __slots__ = ("_is_held", "_looked", "missed_ms")
+
+    def __init__(self) -> None:
+        self._looked: Millis | None = None
+        self._is_held = False
+        #: How far it is behind the driver's clock.
+        self.missed_ms = 0
+
+    def at(self, now: Millis) -> Millis:
+        """The present time; a process that listens asks more often than every LONGEST_PAUSE_MS."""
+        passed = now - (now if self._looked is None else self._looked)
+        self._looked = now
+        self.missed_ms += passed if self._is_held else max(0, passed - LONGEST_PAUSE_MS)
+        return Millis(now - self.missed_ms)
+
+    def hold(self, now: Millis) -> Millis:
+        """Stand still: nothing is read from now on."""
+        at = self.at(now)
+        self._is_held = True
+        return at
+
+    def release(self, now: Millis) -> Millis:
+        """Go on: what has arrived meanwhile is read now."""
+        at = self.at(now)
+        self._is_held = False
+        return at
 
 
 @contextlib.contextmanager
 def observing(
     driver: Driver, directory: Path | None, manifest: Manifest, node: NodeId, role: str
 ) -> Iterator[None]:
-    """Watch a machine as long as this lasts, if there is a directory to write to."""
+    """Observe the machine of a driver meanwhile, if there is a directory to write to."""
     if directory is None:
         yield
         return
@@ -90,7 +126,7 @@ async def _look_on(observed: ObservationLog, driver: Driver) -> None:
 def _never_fails(
     noting: Callable[Concatenate[ObservationLog, P], None],
 ) -> Callable[Concatenate[ObservationLog, P], None]:
-    """A mistake in taking notes ends them, and not the node that takes them."""
+    """Let an exception in observing end the observations, and not the node."""
 
     @functools.wraps(noting)
     def guarded(self: ObservationLog, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -106,10 +142,7 @@ def _never_fails(
 
 
 class ObservationLog:
-    """What one observer writes.
-
-    Its time is that for which the node has listened (`Attention`), its rows' that of the wall.
-    """
+    """Feeds one observer by the listening clock and writes its rows with wall-clock times."""
 
     def __init__(self, directory: Path, manifest: Manifest, node: NodeId, role: str) -> None:
         load_arrow()
@@ -117,31 +150,31 @@ class ObservationLog:
         self._node = node
         self._role = role
         self._observer = Observer(manifest, node, role)
-        #: What faults that are installed here do: labels, which no audit is judged by.
+        #: Counts the deeds of faults that are installed here.
         self.tally = DeedTally()
         #: How many deeds have been written.
-        self._told = 0
+        self._deeds_written = 0
         self._strain = Strain()
-        self._attention = Attention()
+        self._listening = ListeningClock()
         self._rows: list[Observation] = []
         self._documents: list[Document] = []
         self._files = 0
-        #: Processes that follow each other may have one number, and a process several logs.
+        #: Tells the files of this log from those of earlier processes and of other logs.
         self._life = f"{self._role}-{time.time_ns():x}-{os.getpid()}"
         self._now = Millis(0)
         self._written_at = 0
-        #: Parts that cannot be written.
+        #: Directories whose last write failed.
         self._failing: set[str] = set()
-        #: Whether a mistake has ended it.
+        #: Whether an exception has ended the observations.
         self.is_broken = False
-        #: From the driver's clock to the wall's.
+        #: Wall clock minus the driver's clock.
         self._shift_ms = int(time.time() * 1000) - int(time.monotonic() * 1000)
         for part in ("observations", "documents"):
             directory_at(self._own(part))
 
     @_never_fails
     def on_handled(self, event: Event, effects: list[Effect], now: Millis) -> None:
-        """The machine took an event and asks for these effects."""
+        """Observe an event that the machine handled, and its effects."""
         at = self._at(now)
         if self._strain.look(now):
             self._observer.notes.add(at, Kind.STRAINED, self._node)
@@ -153,27 +186,27 @@ class ObservationLog:
 
     @_never_fails
     def look(self, now: Millis) -> None:
-        """Some time has passed."""
+        """Look for overdue messages, and write a file if it is time."""
         self._observer.maybe_sweep(self._at(now))
         if now - self._written_at >= LONGEST_MS or len(self._rows) >= MOST_ROWS:
             self._written_at = now
             self._write()
 
     def on_held(self, now: Millis) -> None:
-        """Nothing is heard from now on, and nobody is late meanwhile."""
-        self._attention.hold(now)
+        """Stop the listening clock: nothing is read from now on."""
+        self._listening.hold(now)
 
     @_never_fails
     def on_released(self, now: Millis) -> None:
-        """What was said meanwhile may have been too much for whoever had to keep it."""
-        self._attention.release(now)
+        """Expect losses: senders may have dropped messages that were not read meanwhile."""
+        self._listening.release(now)
         at = self._at(now)
         for peer in self._observer.connected:
             self._observer.on_lost(peer, at)
 
     @_never_fails
     def on_adopted(self, manifest: Manifest, effects: list[Effect], now: Millis) -> None:
-        """Members and channels are others: begin anew."""
+        """Start a new observer for the new members and channels."""
         before = self._observer
         self._rows += before.notes.take(all_=True)
         self._documents += before.take_documents()
@@ -181,14 +214,14 @@ class ObservationLog:
         at = self._at(now)
         for peer in before.connected:
             self._observer.on_event(Connected(peer), at)
-            # What came before has been forgotten.
+            # The new observer knows nothing of earlier messages.
             self._observer.on_lost(peer, at)
         for effect in effects:
             self._observer.on_effect(effect, at)
 
     def _at(self, now: Millis) -> Millis:
-        self._now = self._attention.at(now)
-        self._observer.notes.behind_ms = self._attention.missed_ms
+        self._now = self._listening.at(now)
+        self._observer.notes.behind_ms = self._listening.missed_ms
         return self._now
 
     def _write(self, *, all_: bool = False) -> None:
@@ -202,8 +235,8 @@ class ObservationLog:
         if kept:
             columns = document_columns(run, self._node, kept)
             self._file("documents", name, DOCUMENT_COLUMNS, columns)
-        if self.tally.deeds.total() > self._told:
-            self._told = self.tally.deeds.total()
+        if self.tally.deeds.total() > self._deeds_written:
+            self._deeds_written = self.tally.deeds.total()
             self._file("deeds", self._life, DEED_COLUMNS, self._deeds())
         self._files += 1
 
@@ -240,7 +273,7 @@ class ObservationLog:
 
 
 def document_columns(run: str, node: str, documents: list[Document]) -> dict[str, list[object]]:
-    """Documents as the columns of their table."""
+    """The columns of a table of documents."""
     return {
         "run": [run] * len(documents),
         "observer": [node] * len(documents),
@@ -251,7 +284,7 @@ def document_columns(run: str, node: str, documents: list[Document]) -> dict[str
 
 
 def read_deeds(directory: Path) -> dict[str, Counter[TalliedDeed]]:
-    """What faulty nodes of a run did."""
+    """The deeds of faults in a run, by node."""
     import pyarrow.parquet as pq
 
     found: dict[str, Counter[TalliedDeed]] = {}
@@ -263,21 +296,21 @@ def read_deeds(directory: Path) -> dict[str, Counter[TalliedDeed]]:
 
 
 def load_arrow() -> None:
-    """It takes most of a second: before anybody waits for this node, and not amid the run."""
+    """Load Arrow, which takes most of a second, before the node is in use."""
     import pyarrow.parquet  # noqa: F401
 
     table_of(COLUMNS, columns_of("", [], 0))
 
 
 def table_of(kinds: dict[str, str], columns: dict[str, list[object]]) -> pa.Table:
-    """Columns of these kinds."""
-    import pyarrow as pa  # a node that observes nothing starts without Arrow
+    """A table with columns of these types."""
+    import pyarrow as pa  # not at the top: most nodes observe nothing
 
     return pa.table(columns, schema=pa.schema(list(kinds.items())))
 
 
 def write_table(path: Path, kinds: dict[str, str], columns: dict[str, list[object]]) -> None:
-    """One Parquet file, all of it or none."""
+    """Write one Parquet file, completely or not at all."""
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,8 @@
-"""What a node counts, cheap enough for the hot path: plain integers in plain dictionaries.
+"""The counters of a node: plain integers, cheap enough for the hot path.
 
-Nothing here is a metric object: a `dict` increment costs tens of nanoseconds, a labelled Prometheus
-counter more than a microsecond. `metrics` turns the numbers into Prometheus families when somebody
-asks for `/metrics`, and `snapshot` into JSON for `/status`. Every key comes from an enumeration or
-the manifest, never from what a peer sent: no peer can make them grow.
+Incrementing a dictionary entry takes tens of nanoseconds, a labelled Prometheus counter more than a
+microsecond; `broker.metrics` converts when somebody asks. Every key comes from an enumeration or
+the directory, never from a message, so no peer can make the dictionaries grow.
 """
 
 from __future__ import annotations
@@ -14,32 +13,22 @@ from collections import Counter
 
 from quorumcast.core.ids import NodeId
 
+#: The names of the plain counters.
+TRAFFIC = (
+    "packets_in", "packets_out", "messages_in", "messages_out", "bytes_in", "bytes_out",
+    "publications",
+)  # fmt: skip
+
 
 class Telemetry:
     """The counters of one node."""
 
-    __slots__ = (
-        "accusations",
-        "bytes_in",
-        "bytes_out",
-        "dropped",
-        "drops",
-        "messages_in",
-        "messages_out",
-        "met",
-        "packets_in",
-        "packets_out",
-        "publications",
-        "started",
-        "suspicions",
-    )
-
     def __init__(self) -> None:
         #: Everything ignored, by reason: `Refusal`, `DropReason` or one of `link.LinkDrop`.
         self.drops: Counter[str] = Counter()
-        #: Of these, what the machine would not have.
+        #: Of these, messages that the machine dropped.
         self.dropped = 0
-        #: Suspicions voiced by the machine, by (node, reason); nodes are those of the manifest.
+        #: Suspicions of the machine, by (node, reason); all nodes are in the directory.
         self.suspicions: Counter[tuple[NodeId, str]] = Counter()
         #: Accusations with proof, by node.
         self.accusations: Counter[NodeId] = Counter()
@@ -52,33 +41,25 @@ class Telemetry:
         #: Publications that this node vouched for (broker) or delivered (subscriber).
         self.publications = 0
         self.started = time.monotonic()
-        #: When each other broker was first linked to, on the clock of `started`.
+        #: When the first link to each other broker opened, on the clock of `started`.
         self.met: dict[NodeId, float] = {}
 
     def meet(self, broker: NodeId) -> None:
-        """A link to a broker is open; the first one counts."""
+        """Note that a link to a broker is open; only the first one counts."""
         self.met.setdefault(broker, time.monotonic())
 
     def met_s_ago(self, broker: NodeId) -> float | None:
-        """Since when this node has known a broker; None if they never met."""
+        """Seconds since the first link to a broker; None if there never was one."""
         at = self.met.get(broker)
         return None if at is None else round(time.monotonic() - at, 3)
 
     def traffic(self) -> dict[str, int]:
         """The plain counters by name."""
-        return {
-            "packets_in": self.packets_in,
-            "packets_out": self.packets_out,
-            "messages_in": self.messages_in,
-            "messages_out": self.messages_out,
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "publications": self.publications,
-        }
+        return {name: getattr(self, name) for name in TRAFFIC}
 
     @property
     def uptime_s(self) -> float:
-        """Since when this node has been running."""
+        """Seconds since the start of this node."""
         return round(time.monotonic() - self.started, 3)
 
     def suspicions_by_node(self) -> dict[NodeId, dict[str, int]]:
@@ -90,11 +71,11 @@ class Telemetry:
 
 
 class Rates:
-    """Publications, messages and bytes per second since the last time somebody asked."""
+    """The plain counters per second, since the last sample."""
 
     __slots__ = ("_at", "_last", "_latest", "_telemetry")
 
-    #: Asked again sooner than this, it repeats its last answer.
+    #: A sample sooner than this repeats the last one.
     SHORTEST_S = 0.2
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -119,7 +100,7 @@ class Rates:
 
 def rss_bytes() -> int:
     """Resident memory of this process."""
-    import psutil  # clients are never asked
+    import psutil  # needed by brokers only
 
     return int(psutil.Process().memory_info().rss)
 

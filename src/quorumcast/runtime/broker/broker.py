@@ -1,12 +1,12 @@
-"""A broker process: one broker machine, its links, its disk, its status page, its signals.
+"""A broker process: one broker machine with its links, store, status page and signals.
 
     SIGTERM, SIGINT   stop: write what waits, end all links, close the store
-    SIGHUP            read the manifest file again (it is also looked at every second, and when a
-                      peer turns out to be in a newer epoch)
+    SIGHUP            read the manifest file again (also done every second if it has changed, and
+                      when a peer turns out to be in a newer epoch)
 
-A new epoch of the manifest is taken without a restart: the machine adopts it, and every session is
-greeted anew with the new keys. A broker that the epoch no longer names ends. A manifest that is not
-newer, or not signed by the same operator, is refused with a line in the log and nothing changes.
+A new epoch is adopted without a restart: all links are ended and made again with the new keys. A
+broker that the epoch no longer lists exits. A manifest that is not newer, or not signed by the same
+operator, is refused with a line in the log.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from quorumcast.runtime.broker.classifier import CellClassifier
 from quorumcast.runtime.broker.control import Control, FaultOrder
 from quorumcast.runtime.broker.epochs import (
     TORN,
-    Kept,
+    KeptEpoch,
     decode_proof,
     encode_proof,
     holds,
-    keep,
     kept_path,
-    recall,
+    load_epoch,
+    save_epoch,
     stamp_of,
 )
 from quorumcast.runtime.broker.http import HttpServer
@@ -66,11 +66,11 @@ from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.traces.recorder import Recorder
 
 MANIFEST_CHECK_S = 1.0
-#: A peer's word that there is a newer epoch makes us read the file so soon if it changed; if it did
-#: not, this rarely: the word may be a stranger's.
+#: When a peer claims a newer epoch, the file is read so soon if it has changed, and otherwise so
+#: late, since anybody can claim that.
 READ_SOON_S = 0.1
 READ_AGAIN_S = 10.0
-#: A broker that was removed stays so long, to tell those that come late where the others are.
+#: A removed broker runs on for this long, to show late nodes the proof of the new epoch.
 LEAVE_S = 3.0
 
 
@@ -84,15 +84,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: The status page; None for none, port 0 for any free port.
     http_host: str = "127.0.0.1"
     http_port: int | None = None
-    #: Let whoever reaches the status page make this broker lie.
+    #: Let anybody who reaches the status page install faults in this broker.
     allow_faults: bool = False
-    #: Misbehave from the start (needs `allow_faults`).
+    #: Faults from the start (needs `allow_faults`).
     faults: tuple[str, ...] = ()
-    #: Where evidence is written; none is kept without it.
+    #: The directory for evidence; none is saved without it.
     evidence: Path | None = None
-    #: Where the store is kept, for channels whose policy asks for one.
+    #: The directory of the store, for channels whose policy needs one.
     data: Path | None = None
-    #: Write a trace of forwarded publications, and what is noticed of others, here.
+    #: Directories for a trace of forwarded publications, and for observations of other nodes.
     trace: Path | None = None
     observe: Path | None = None
     #: A file descriptor that gets one line when the broker listens.
@@ -111,7 +111,7 @@ class BrokerNode:
         settings: BrokerSettings,
         manifest: Manifest,
         identity: Identity,
-        kept: Kept | None = None,
+        kept: KeptEpoch | None = None,
     ) -> None:
         self.settings = settings
         self.manifest = manifest
@@ -123,7 +123,7 @@ class BrokerNode:
                 "start the broker with a broker's identity"
             )
         self.telemetry = Telemetry()
-        self._kept = kept = kept or Kept(settings.manifest.read_bytes())
+        self._kept = kept = kept or KeptEpoch(settings.manifest.read_bytes())
         #: The manifest as its operator signed it.
         self._data = kept.manifest
         self.machine = Broker(
@@ -132,7 +132,7 @@ class BrokerNode:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stop = asyncio.Event()
         self._renewing: asyncio.TimerHandle | None = None
-        #: What the file was when it was read last; None: look at it as soon as possible.
+        #: The stamp of the manifest file when it was read last; None to read it soon.
         current = kept.manifest == settings.manifest.read_bytes()
         self._stamp = stamp_of(settings.manifest) if current else None
         self.transport = Transport(
@@ -151,7 +151,7 @@ class BrokerNode:
             Accuse: reports.on_accuse,
             Adopt: self._on_adopt,
         }
-        #: Whether there was no store when this process began to need one.
+        #: Whether no store existed when this process first needed one.
         self._began_empty = False
         self._store = self._open_store(manifest)
         self.driver = Driver(
@@ -172,7 +172,7 @@ class BrokerNode:
         self.http = HttpServer(self.control.routes())
 
     def _greeter(self) -> Greeter:
-        """Greets in the present epoch, and shows it to those in an older one."""
+        """The handshake of the present epoch, with its proof for nodes in an older one."""
         return Greeter(
             self.keyring,
             CELL_FAMILY,
@@ -180,20 +180,20 @@ class BrokerNode:
         )
 
     def _open_store(self, manifest: Manifest) -> DiskStore | None:
-        """A store, if the policy of a channel needs one."""
+        """The store, if the policy of a channel needs one."""
         kept = [channel.name for channel in manifest.channels if channel.policy.needs_store]
         if not kept:
             return None
         path = place_for(kept[0], self.settings.data) / f"{self.name}.store"
         self._began_empty = not path.exists()
         if self._began_empty:
-            note("has no store yet; begins without a memory", level=logging.WARNING, path=str(path))
+            note("has no store yet; starts empty", level=logging.WARNING, path=str(path))
         holder = f"{manifest.cell}/{self.name}"
         return DiskStore(path, RECORDS, holder=holder, on_failure=self._fail)
 
     @property
     def name(self) -> NodeId:
-        """Who this is."""
+        """The broker's own name."""
         return self.identity.name
 
     # ------------------------------------------------------------------ running
@@ -225,7 +225,7 @@ class BrokerNode:
         )
 
     async def run(self) -> None:
-        """Until a signal or a broken invariant."""
+        """Serve until a signal or a broken invariant."""
         watcher = asyncio.create_task(self._watch_manifest())
         stop: asyncio.Future[bool] = asyncio.ensure_future(self._stop.wait())
         ending: list[asyncio.Future[Any]] = [stop, self._failure]
@@ -240,7 +240,7 @@ class BrokerNode:
             self._failure.result()
 
     def request_stop(self) -> None:
-        """End `run` soon."""
+        """Let `run` return."""
         self._stop.set()
 
     async def stop(self) -> None:
@@ -299,7 +299,7 @@ class BrokerNode:
                 note("cannot take the next epoch", level=logging.ERROR, reason=TORN)
 
     def read_manifest(self) -> None:
-        """Let the cell take the manifest file's epoch, if it is the next one."""
+        """Propose the epoch of the manifest file to the cell, if it can follow."""
         if self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
@@ -320,24 +320,24 @@ class BrokerNode:
         self.driver.feed(Renewal(data))
 
     def _check_mine(self, manifest: Manifest) -> None:
-        """Whether this very broker could go by a manifest: it has the keys, and a disk."""
+        """Refuse a manifest for which this broker lacks the keys or a data directory."""
         if manifest.broker(self.name) is not None:
             manifest.keyring(self._identity_for(manifest))
             if self._store is None and self.settings.data is None:
                 self._open_store(manifest)
 
     def _on_proof(self, proof: bytes) -> None:
-        """Somebody shows that the others are further."""
+        """A peer has sent the proof of a newer epoch."""
         passage = decode_proof(proof)
         if passage is not None:
             self.driver.feed(passage)
 
     def _on_adopt(self, effect: Adopt) -> None:
-        # What came in one packet with this still belongs to the epoch before.
+        # Later messages of the same packet still belong to the epoch before.
         asyncio.get_running_loop().call_soon(self._adopt, effect)
 
     def _adopt(self, effect: Adopt) -> None:
-        """The machine says that it is time: go by another manifest."""
+        """Adopt the epoch that the machine has decided on."""
         if self.driver.stopped:
             return
         manifest = parse_manifest(effect.data, operator=self.manifest.operator)
@@ -352,18 +352,18 @@ class BrokerNode:
             keyring = manifest.keyring(identity)
             store = self._open_store(manifest) if self._store is None else None
             self._keep(
-                manifest, Kept(effect.data, effect.words, self.machine.membership.older_logs())
+                manifest, KeptEpoch(effect.data, effect.words, self.machine.membership.older_logs())
             )
         except UsageError as error:
-            # The others go on without it; whoever reads this can help it.
+            # The other brokers go on; the operator reads the reason and can help this one.
             self._fail(error)
             return
         self.manifest, self.keyring, self.identity = manifest, keyring, identity
         settle_identity(self.settings.identity, manifest)
         if not holds(self.settings.manifest, effect.data):
-            self._stamp = None  # what could not follow before may follow now
+            self._stamp = None  # a manifest that could not follow before may follow now
         if store is not None:
-            # The first channel that needs a disk: from now on promises wait for it.
+            # This epoch has the first channel that needs a store.
             self._store = store
             self.driver.use(store)
         self.driver.adopt(manifest, keyring)
@@ -372,14 +372,14 @@ class BrokerNode:
         self.transport.renew(manifest, self._greeter())
         note("took a new epoch", epoch=manifest.epoch)
 
-    def _keep(self, manifest: Manifest, kept: Kept) -> None:
-        """Where there is a log, this broker starts again in the epoch that it took last."""
+    def _keep(self, manifest: Manifest, kept: KeptEpoch) -> None:
+        """Save the epoch: a broker with a log must restart in the epoch that it adopted last."""
         path = kept_path(self.settings.data, self.name)
         if path is not None and any(channel.policy.total for channel in manifest.channels):
-            keep(path, kept)
+            save_epoch(path, kept)
 
     def _identity_for(self, manifest: Manifest) -> Identity:
-        """The identity that an epoch gives this broker: another one if its keys were rotated."""
+        """The identity of this broker in an epoch: another one if its keys were rotated."""
         entry = manifest.broker(self.name)
         if entry is None or entry.verify_key == self.identity.verify_key:
             return self.identity
@@ -398,7 +398,7 @@ class BrokerNode:
 
 
 def _lifeline_cut(node: BrokerNode, descriptor: int) -> None:
-    """Whoever started us is gone, however it ended."""
+    """Stop: the process that started this one has ended."""
     asyncio.get_running_loop().remove_reader(descriptor)
     node.request_stop()
 
@@ -407,9 +407,9 @@ async def run_broker(settings: BrokerSettings) -> None:
     """Start, serve until a signal, stop."""
     manifest, kept = read_manifest(settings.manifest), None
     path = kept_path(settings.data, read_identity(settings.identity).name)
-    found = None if path is None else recall(path, manifest.operator)
+    found = None if path is None else load_epoch(path, manifest.operator)
     if found is not None:
-        kept, manifest = found  # whatever the file says by now, the cell has yet to take it
+        kept, manifest = found  # the cell has not yet adopted what the file may say by now
     node = BrokerNode(settings, manifest, identity_for(settings.identity, manifest), kept)
     settle_identity(settings.identity, manifest)
     loop = asyncio.get_running_loop()
@@ -432,7 +432,7 @@ async def run_broker(settings: BrokerSettings) -> None:
 def serve_broker(settings: BrokerSettings) -> None:
     """Run a broker in this process until it is told to stop."""
     start_logging(settings.identity.stem, settings.log_level)
-    # Messages are acyclic: collect rarely, and never look at what lives for ever.
+    # Messages are acyclic: collect garbage rarely, and never what was imported.
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 50)

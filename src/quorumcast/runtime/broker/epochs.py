@@ -1,4 +1,4 @@
-"""What a broker keeps of its epoch beside its store, and what it shows to those in another one."""
+"""The epoch that a broker has adopted: its copy on disk, and its proof for other nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.links.limits import MAX_PROOF_BYTES
 from quorumcast.traces.drafts import replacing
 
-#: What a broker with two logs says if the operator has signed two manifests for one epoch.
+#: The error of a cell whose operator signed two manifests for one epoch.
 TORN = (
     "two manifests were signed for one epoch, and the logs of this cell have decided different "
     "ones: start the cell anew with a later one (see 'Epochs' in docs/operations.md)"
@@ -31,12 +31,13 @@ class _Proof(msgspec.Struct, frozen=True, array_like=True):
     words: Annotated[tuple[Signed, ...], Meta(max_length=2 * MAX_CHAIN)]
 
 
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The epoch that a broker took last: it starts with this one, whatever its file says."""
+class KeptEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The epoch that a broker adopted last: it restarts in this one, whatever its file says."""
 
     manifest: bytes
+    #: Signed statements of brokers that have adopted it.
     words: tuple[Signed, ...] = ()
-    #: The logs that there were in the epoch before.
+    #: The logs of the epoch before.
     older: tuple[Protection, ...] = ()
 
 
@@ -44,13 +45,13 @@ _proofs = msgspec.msgpack.Decoder(_Proof)
 
 
 def encode_proof(data: bytes, words: tuple[Signed, ...]) -> bytes:
-    """A manifest, and the words of brokers that go by it."""
+    """A manifest and signed statements of brokers that have adopted it; empty if too long."""
     proof = msgspec.msgpack.encode(_Proof(data, words))
     return proof if len(proof) <= MAX_PROOF_BYTES else b""
 
 
 def decode_proof(proof: bytes) -> Passage | None:
-    """What somebody shows; nothing of it is checked."""
+    """The content of a proof, unchecked; None if it is malformed."""
     try:
         found = _proofs.decode(proof)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -58,8 +59,8 @@ def decode_proof(proof: bytes) -> Passage | None:
     return Passage(found.data, found.words)
 
 
-def keep(path: Path, kept: Kept) -> None:
-    """Write it in one step, and have it on disk before anything is said in that epoch."""
+def save_epoch(path: Path, kept: KeptEpoch) -> None:
+    """Write the file in one step; it is on disk when this returns, before the epoch is used."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as draft, draft.open("wb") as file:
@@ -73,8 +74,8 @@ def keep(path: Path, kept: Kept) -> None:
         ) from None
 
 
-def recall(path: Path, operator: bytes) -> tuple[Kept, Manifest] | None:
-    """What was kept; None if there is nothing."""
+def load_epoch(path: Path, operator: bytes) -> tuple[KeptEpoch, Manifest] | None:
+    """The epoch that was saved, and its manifest; None if there is no file."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -82,7 +83,7 @@ def recall(path: Path, operator: bytes) -> tuple[Kept, Manifest] | None:
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror or error})") from None
     try:
-        kept = msgspec.json.decode(data, type=Kept)
+        kept = msgspec.json.decode(data, type=KeptEpoch)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise UsageError(
             f"{path} does not say which epoch this broker took last; remove it if the broker has "
@@ -92,12 +93,12 @@ def recall(path: Path, operator: bytes) -> tuple[Kept, Manifest] | None:
 
 
 def kept_path(data: Path | None, name: str) -> Path | None:
-    """Where a broker keeps the epoch that it took last."""
+    """The file of the epoch that a broker adopted last."""
     return None if data is None else data / f"{name}.epoch"
 
 
 def holds(path: Path, data: bytes) -> bool:
-    """Whether a file is this manifest; one that cannot be read is no other."""
+    """Whether a file has this content; a file that cannot be read counts as unchanged."""
     try:
         return path.read_bytes() == data
     except OSError:
@@ -105,7 +106,7 @@ def holds(path: Path, data: bytes) -> bool:
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:
-    """What tells whether a file has changed."""
+    """Time and size of a file, which tell whether it has changed; None if it is unreadable."""
     try:
         status = path.stat()
     except OSError:

@@ -1,11 +1,8 @@
-"""A very small HTTP/1.1 server for metrics, status and control, bound to loopback by default.
+"""A small HTTP/1.1 server for metrics, status and control, bound to loopback by default.
 
-It serves a handful of short answers to a handful of trusted readers; requests are bounded in size,
-time and number, and every connection serves one request. Nothing of the data plane passes here.
-
-A request must name, in its `Host`, loopback or the address that it came to. A browser on this
-machine can be made to believe that some host of the web lives here (DNS rebinding); its requests
-then carry that host's name, and are refused.
+Requests are limited in size, time and number, and each connection serves one. A request's `Host`
+must be loopback or the address that it came to: a web page whose host name was made to resolve to
+this machine (DNS rebinding) would otherwise reach it through a browser.
 """
 
 from __future__ import annotations
@@ -28,13 +25,13 @@ TIMEOUT_S = 5.0
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """What somebody asked for."""
+    """A request."""
 
     method: str
     path: str
     query: dict[str, list[str]]
     body: bytes
-    #: Whom the request is for, as the client calls us; without the port.
+    #: The `Host` header without the port.
     host: str = ""
 
     def json(self) -> dict[str, object]:
@@ -46,7 +43,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """What is answered."""
+    """An answer."""
 
     status: HTTPStatus
     body: bytes
@@ -73,9 +70,9 @@ class HttpServer:
         self._routes = routes
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
-        #: The name or address that we were told to listen on.
+        #: The name or address that we listen on.
         self._host = ""
-        #: Where it listens, once it does.
+        #: The port, once it listens.
         self.port = 0
 
     async def listen(self, host: str, port: int) -> None:
@@ -93,7 +90,7 @@ class HttpServer:
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Answer no more."""
+        """Stop listening and drop open connections."""
         if self._server is not None:
             self._server.close()
         for task in list(self._serving):
@@ -115,7 +112,7 @@ class HttpServer:
                 writer.write(_head(response) + response.body)
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # nobody waits for this task; only `close` cancels it
+            pass  # only `close` cancels this task, and nobody waits for its result
         finally:
             writer.close()
 

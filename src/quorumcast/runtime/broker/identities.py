@@ -1,8 +1,8 @@
-"""Which identity a broker uses when its keys are rotated: the one that its epoch names.
+"""Key rotation: which of its identity files a broker uses.
 
-New keys lie beside the old ones (`NAME.identity.next`) until the broker goes by the epoch that
-names them. So whoever restarts in between still has the keys of the epoch that the cell goes by.
-Then the new file takes the place of the old one, which is kept as `NAME.epoch-N.old`.
+New keys lie beside the present ones (`NAME.identity.next`) until the broker adopts the epoch that
+lists them, so that a restart before then still finds the keys of the present epoch. Then the new
+file replaces the old one, which is kept as `NAME.epoch-N.old`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from quorumcast.manifest.manifest import Manifest
 
 
 def next_identity(path: Path) -> Path:
-    """Where the keys are that a later epoch gives to a node."""
+    """The identity file with the keys of a later epoch."""
     return path.with_name(f"{path.name}.next")
 
 
 def identity_for(path: Path, manifest: Manifest) -> Identity:
-    """The identity that a manifest names: the present one, unless it names the next."""
+    """The identity whose keys the manifest lists: the next one, or else the present one."""
     present = read_identity(path)
     entry = manifest.broker(present.name)
     if entry is None or entry.verify_key == present.verify_key or not next_identity(path).exists():
@@ -34,9 +34,9 @@ def identity_for(path: Path, manifest: Manifest) -> Identity:
 
 
 def settle_identity(path: Path, manifest: Manifest) -> None:
-    """Let the next identity take the place of the present one, if the manifest names it.
+    """Replace the present identity file by the next one if the manifest lists its keys.
 
-    Whoever may not write there has both files for ever, which does no harm.
+    Without the right to write there both files stay, which does no harm.
     """
     following = next_identity(path)
     with contextlib.suppress(OSError, UsageError):

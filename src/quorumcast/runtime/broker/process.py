@@ -1,8 +1,8 @@
 """`python -m quorumcast.runtime.broker.process '{"manifest": …}'`: a broker as a child process.
 
-Used by whoever supervises brokers (`quorumcast.testing.LocalCluster`, `quorumcast up`): settings
-are one JSON object, so nothing depends on the command line's options. A user's mistake ends with
-one sentence on standard error and exit code 2.
+Used by `quorumcast.testing.LocalCluster` and `quorumcast up`: the settings are one JSON object, so
+nothing depends on the options of the command line. A `UsageError` ends with one sentence on
+standard error and exit code 2.
 """
 
 from __future__ import annotations

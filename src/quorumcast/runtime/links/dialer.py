@@ -15,22 +15,13 @@ import random
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Protocol
 
-from quorumcast.core.ids import NodeId
 from quorumcast.crypto.directory import Address
 from quorumcast.runtime.links.contract import Trouble
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.link import Link, Phase
 from quorumcast.runtime.links.tls import client_context
 from quorumcast.runtime.logs import note
-
-
-class Caller(Protocol):
-    """Makes the link objects for a dialer."""
-
-    def calling(self, peer: NodeId) -> Link:
-        """A new link, yet to be connected."""
 
 
 class Pauses:
@@ -57,14 +48,12 @@ class Dialer:
 
     def __init__(
         self,
-        caller: Caller,
-        peer: NodeId,
+        make_link: Callable[[], Link],
         address: Address,
         limits: TransportLimits,
         rng: random.Random,
     ) -> None:
-        self._caller = caller
-        self._peer = peer
+        self._make_link = make_link
         self._address = address
         self._limits = limits
         self._rng = rng
@@ -87,7 +76,7 @@ class Dialer:
     async def _run(self) -> None:
         pauses = Pauses(self._limits)
         while True:
-            link = self._link = self._caller.calling(self._peer)
+            link = self._link = self._make_link()
             self.trouble = await attempt(link, self._address, self._limits)
             pause = pauses.after(was_open=link.was_open, displaced=link.displaced)
             if link.displaced:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import random
 import ssl
@@ -114,13 +115,14 @@ class Transport:
         for peer in self._directory.calls(self._greeter.name):
             address = self._directory.address(peer)
             if address is not None:
-                self._dialers[peer] = Dialer(self, peer, address, self._limits, self._rng)
+                make_link = functools.partial(self.calling, peer)
+                self._dialers[peer] = Dialer(make_link, address, self._limits, self._rng)
 
     def _called(self) -> Link:
         return Link(self, self._greeter, self._listener.receive)
 
     def calling(self, peer: NodeId) -> Link:
-        """A link that a dialer is about to connect."""
+        """A new link to a peer, yet to be connected."""
         return Link(self, self._greeter, self._listener.receive, peer)
 
     # ---------------------------------------------------------- links on demand

@@ -3,20 +3,19 @@
     records   one row per record, by `seq`, the order of writing; its address is unique
     head      how many changes were ever written, in the same transaction as the last of them
 
-SQLite takes care of crashes (WAL, `synchronous=FULL`); this module takes care of a disk that does
-not keep what it was given. Every row has a checksum, the tree and its index are walked when the
-file is opened, and the *mark*, a small file beside it, says how many changes have ever been made:
-SQLite takes a damaged log for one that ends early, and a file that was put back from a copy for a
-good one. Nothing of a file that fails is used. It is set aside under another name and the broker
-starts with an empty one, as one that lost its disk; what it knew it gets from the others. Files set
-aside are never removed; when there are `MAX_ASIDE` of them, somebody should look at the disk.
+SQLite survives crashes (WAL, `synchronous=FULL`). This module detects a disk that loses or alters
+data: every row has a checksum, `integrity_check` walks tree and index, and the *mark*, a small file
+beside the database, counts the changes ever made. Without the mark, SQLite would take a damaged
+log for one that ends early, and an old copy of the file for a good one. A database that fails is
+set aside under another name, and the broker starts with an empty one, like a broker that lost its
+disk. At most `MAX_ASIDE` files are set aside, then somebody must look at the disk.
 
-The mark is written after the commit and never synced by itself: it may lag (after a power failure)
-but never runs ahead. It is locked as long as the database is open, so that no two brokers share it.
+The mark is written after the commit and never synced on its own: after a power failure it may lag,
+but it is never ahead. It is locked while the database is open, so that no two brokers share one.
 
-Space of removed records is used again, and the log is moved into the database whenever it has
-grown by `CHECKPOINT_BYTES`: with retention, neither file grows. Nobody else may read the file
-meanwhile (`locking_mode=EXCLUSIVE`): a reader would keep the log from starting over.
+Space of removed records is used again, and the log is moved into the database whenever it has grown
+by `CHECKPOINT_BYTES`, so with retention neither file grows. `locking_mode=EXCLUSIVE` keeps out
+readers, which would keep the log from starting over.
 """
 
 from __future__ import annotations
@@ -35,18 +34,17 @@ import msgspec
 from quorumcast.core.errors import UsageError
 from quorumcast.core.machine import Record
 from quorumcast.runtime.logs import note
-from quorumcast.runtime.store.changes import Change, outcome
 from quorumcast.runtime.store.room import DiskFullError, size_of, writing
 
 #: The log is moved into the database after so many bytes; it gets little longer than that.
 CHECKPOINT_BYTES = 8 * 1024 * 1024
-#: About what a record costs in the log beside itself, and what every commit does.
+#: Approximate overhead in the log of a record, and of a commit.
 _RECORD_BYTES = 256
 _COMMIT_BYTES = 3 * 4096
-#: Damaged files that are kept; with so many a broker does not start.
+#: Damaged files that are kept; a broker with so many refuses to start.
 MAX_ASIDE = 3
 
-#: "QcSt": tells our files from other people's databases.
+#: "QcSt": tells our files from other databases.
 _APPLICATION = 0x51635374
 _SCHEMA = (
     "CREATE TABLE records (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, owner TEXT NOT NULL, "
@@ -58,7 +56,7 @@ _KEEP = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)"
 _REMOVE = "DELETE FROM records WHERE kind = ? AND owner = ? AND place >= ? AND place < ?"
 _HEAD = "INSERT OR REPLACE INTO head VALUES (1, ?)"
 
-#: Errors that say nothing about what is in the file.
+#: SQLite errors that are not caused by the content of the file.
 _NOT_THE_FILE = (
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_CANTOPEN,
@@ -69,12 +67,62 @@ _NOT_THE_FILE = (
 _encode = msgspec.msgpack.Encoder().encode
 
 
+class Keep(msgspec.Struct, frozen=True):
+    """Write a record to its address."""
+
+    kind: str
+    owner: str
+    place: int
+    record: bytes
+
+
+class Remove(msgspec.Struct, frozen=True):
+    """Remove the records of a kind and owner at places from `since` up to below `below`."""
+
+    kind: str
+    owner: str
+    below: int
+    since: int = 0
+
+
+Change = Keep | Remove
+
+
+def outcome(
+    changes: Sequence[Change], seq: int
+) -> tuple[list[tuple[str, str, int, int]], list[tuple[int, Keep]]]:
+    """The net effect of these changes: removals to be made first, then records with their `seq`.
+
+    A removal is (kind, owner, first place, place after the last). A record that is replaced or
+    removed again within one commit is never written.
+    """
+    removals: dict[tuple[str, str, int], int] = {}
+    keeps: dict[tuple[str, str, int], tuple[int, Keep]] = {}
+    #: The starts of an owner's removals, so that few are compared with each record.
+    begun: dict[tuple[str, str], list[int]] = {}
+    # Backwards, so that a change that was met earlier overrides one that is met later.
+    for at in range(len(changes) - 1, -1, -1):
+        change = changes[at]
+        owned = change.kind, change.owner
+        if isinstance(change, Remove):
+            key = (*owned, change.since)
+            if key not in removals:
+                begun.setdefault(owned, []).append(change.since)
+            removals[key] = max(change.below, removals.get(key, change.below))
+        elif not any(
+            since <= change.place < removals[*owned, since] for since in begun.get(owned, ())
+        ):
+            keeps.setdefault((*owned, change.place), (seq + at + 1, change))
+    gone = [(kind, owner, since, below) for (kind, owner, since), below in removals.items()]
+    return gone, list(reversed(keeps.values()))
+
+
 class DamageError(Exception):
-    """The file is not what was written."""
+    """The content of the file is not what was written."""
 
 
 class Mark:
-    """How many changes a database has seen, in a file beside it that is locked while it is open."""
+    """Counts the changes of a database in a file beside it, which is locked while it is open."""
 
     _NUMBER = 8
     _CHECK = 16
@@ -95,12 +143,12 @@ class Mark:
         return number if data == self._image(number) else None
 
     def move(self, number: int) -> None:
-        """So many changes are safe now."""
-        # One short write within a page: it is there wholly or not at all.
+        """Write the number of changes that are on disk."""
+        # One short write within a page is atomic.
         os.pwrite(self._file, self._image(number), 0)
 
     def begin(self) -> None:
-        """No changes so far, on disk before there is a database."""
+        """Write 0 and sync, before a database is created."""
         os.ftruncate(self._file, 0)
         self.move(0)
         os.fsync(self._file)
@@ -111,7 +159,7 @@ class Mark:
         return data + check.digest()
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         os.close(self._file)
 
 
@@ -121,12 +169,12 @@ class Database:
     def __init__(self, path: Path, kinds: Sequence[type[Record]], holder: str) -> None:
         self.path = path
         self._log = path.with_name(f"{path.name}-wal")
-        #: Checksums are bound to the broker: another one's records do not pass.
+        #: Key of the checksums, so that records of another broker do not pass.
         self._key = hashlib.blake2b(holder.encode(), digest_size=32).digest()
         self._decoders = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in kinds}
         #: Changes ever written; the next row's `seq` is higher.
         self._seq = 0
-        #: About how much the log has grown since it was moved into the database.
+        #: Approximate bytes in the log since it was last moved into the database.
         self._logged = 0
         #: What the file held when it was opened, in the order of writing.
         self.found: list[Record] = []
@@ -143,7 +191,7 @@ class Database:
         path = self.path
         try:
             if path.exists():
-                # Before SQLite has it open: closing a file lets go of the process's locks on it.
+                # Before SQLite opens it: closing a file releases all locks of the process on it.
                 os.close(os.open(path, os.O_RDWR))
                 for file in (path, self._log):
                     with contextlib.suppress(OSError):
@@ -167,7 +215,7 @@ class Database:
         )
 
     def _open(self) -> sqlite3.Connection:
-        """The database that is there, if it is what was written; otherwise an empty one."""
+        """The existing database if it passes all checks; otherwise an empty one."""
         try:
             if not self.path.exists():
                 if self._mark.read():
@@ -177,7 +225,7 @@ class Database:
             try:
                 self._check(connection)
             except DamageError as damage:
-                # Renamed before it is closed: SQLite then leaves file and log as they are.
+                # Renamed before it is closed, so that SQLite leaves file and log as they are.
                 try:
                     self._set_aside(str(damage))
                 finally:
@@ -195,13 +243,13 @@ class Database:
             raise self._cannot_open(str(error)) from None
 
     def _create(self) -> sqlite3.Connection:
-        """Made under another name, so that whatever has its own name is whole."""
+        """Create an empty database under another name, and rename it when it is complete."""
         self._seq, self._logged = 0, 0
         self.found = []
         self._mark.begin()
         making = self.path.with_name(f"{self.path.name}.new")
         making.unlink(missing_ok=True)
-        # For nobody else to read; SQLite gives its log the mode of the file.
+        # Readable by the owner only; SQLite gives its log the mode of the file.
         os.close(os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         connection = _connect(making)
         try:
@@ -228,10 +276,10 @@ class Database:
     # ----------------------------------------------------------------- checking
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        """Read everything; `DamageError` if anything is not as it was written."""
+        """Read everything; raises `DamageError` if anything is not as it was written."""
         try:
             _prepare(connection)
-            # First of all, and without a change: it may be somebody else's.
+            # First, and without a write: the file may not be ours.
             if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION,):
                 raise DamageError("it is not a store")
             schema = connection.execute(
@@ -239,7 +287,7 @@ class Database:
             ).fetchall()
             if tuple(sql for (sql,) in schema) != _SCHEMA:
                 raise DamageError("its tables are not those of a store")
-            # Also compares the index with the rows: one that misleads would remove other records.
+            # Also compares index and rows: a wrong index would make us remove other records.
             flaws = connection.execute("PRAGMA integrity_check(1)").fetchall()
             if flaws != [("ok",)]:
                 raise DamageError(str(flaws[0][0]).replace("\n", " "))
@@ -247,7 +295,7 @@ class Database:
             self._read(connection)
             if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
                 raise DamageError("it has no log")
-            # A damaged header can say that a file is only for reading.
+            # A damaged header can make a file read-only.
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(_HEAD, (self._seq,))
             connection.execute("ROLLBACK")
@@ -255,7 +303,7 @@ class Database:
             if _code(error) & 0xFF in _NOT_THE_FILE:
                 raise
             raise DamageError(str(error)) from None
-        except UnicodeDecodeError:  # in SQLite's own words about it
+        except UnicodeDecodeError:  # in an error text of SQLite
             raise DamageError("its tables have names that are no text") from None
         self._logged = self.log_bytes
 
@@ -301,8 +349,8 @@ class Database:
                 f"the store {self.path} is damaged ({reason}), and {MAX_ASIDE} damaged ones lie "
                 "beside it already: look at the disk, then move them away"
             )
-        # The log first: a database without its log is found damaged again, a log without its
-        # database is lost.
+        # The log first: after a crash in between, a database without its log is found damaged
+        # again, whereas a log without its database would be lost.
         with contextlib.suppress(FileNotFoundError):
             self._log.rename(aside.with_name(f"{aside.name}-wal"))
         self.path.rename(aside)
@@ -317,7 +365,7 @@ class Database:
     # ------------------------------------------------------------------ writing
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Make these changes in this order, all or none; they are safe when this returns."""
+        """Make these changes in this order, all or none; they are on disk when this returns."""
         try:
             size = writing(lambda: self._commit(changes), self.path, self._log)
         except DiskFullError:
@@ -325,17 +373,17 @@ class Database:
             raise
         self._seq += len(changes)
         self._logged += size
-        # A mark that lags only notices less.
+        # A mark that lags detects less, and that is all.
         with contextlib.suppress(OSError):
             self._mark.move(self._seq)
 
     def _commit(self, changes: Sequence[Change]) -> int:
-        """How long the log got by it, about."""
+        """Write the changes; returns about how much the log grew."""
         connection, size = self._connection, _COMMIT_BYTES
         removals, keeps = outcome(changes, self._seq)
         try:
             connection.execute("BEGIN IMMEDIATE")
-            # First of all: a disk that is full has room for the rest then.
+            # Removals first: on a full disk they make room for the rest.
             for removal in removals:
                 connection.execute(_REMOVE, removal)
             for seq, keep in keeps:
@@ -352,13 +400,13 @@ class Database:
         return size
 
     def _make_room(self) -> None:
-        """Give back what the log takes, if the database itself has room for it."""
+        """Empty the log into the database, if the database has room for it."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @property
     def log_is_long(self) -> bool:
-        """Whether it is time to tidy up."""
+        """Whether it is time to `tidy`."""
         return self._logged >= CHECKPOINT_BYTES
 
     def tidy(self) -> None:
@@ -367,7 +415,7 @@ class Database:
         try:
             writing(lambda: self._connection.execute(move).fetchall(), self.path, self._log)
         except DiskFullError:
-            return  # tried again after the next commit; the log holds everything meanwhile
+            return  # tried again after the next commit; the log loses nothing
         self._logged = 0
 
     # ------------------------------------------------------------------- around
@@ -383,13 +431,13 @@ class Database:
         return size_of(self._log)
 
     def close(self) -> None:
-        """Move the log into the database and let others have it."""
+        """Move the log into the database and release the lock."""
         self._connection.close()
         self._mark.close()
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Without reading anything yet."""
+    """Open the file without reading it."""
     return sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
 
 
@@ -398,7 +446,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA wal_autocheckpoint=0")
     connection.execute(f"PRAGMA journal_size_limit={2 * CHECKPOINT_BYTES}")
-    # Removed records need not be overwritten: that would write every body twice.
+    # Overwriting removed records would write every body twice.
     connection.execute("PRAGMA secure_delete=OFF")
 
 

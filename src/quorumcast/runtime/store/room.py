@@ -1,8 +1,8 @@
 """Whether a write of SQLite failed because the disk is full, or because it is broken.
 
-A full disk is waited for, a broken one stops the broker. SQLite tells a full disk only by ENOSPC; a
-quota and a limit on the size of files look to it like any other failure. Those show when we write
-as far as it did ourselves.
+A broker waits for room on a full disk, and stops when the disk is broken. SQLite reports a full
+disk only for ENOSPC; a quota or a limit on file sizes looks like any other failure. To tell, we
+write a probe file that reaches as far as SQLite did.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Written to find out whether there is room.
+#: Bytes written to find out whether there is room.
 _PROBE_BYTES = 64 * 1024
-#: How often a write is tried that failed although there is room.
+#: Attempts at a write that fails although there is room.
 _TRIES = 3
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -28,9 +28,9 @@ class DiskFullError(Exception):
 
 
 def writing(work: Callable[[], T], *files: Path) -> T:
-    """Do what writes to these files of a database; `DiskFullError` if there is no room.
+    """Run `work`, which writes to these files; raises `DiskFullError` if there is no room.
 
-    Room can come between a refusal and the look at it: a failure without a reason is tried again.
+    Room may appear between the failure and the probe, so a failure without a reason is retried.
     """
     probe = files[0].with_name(f"{files[0].name}.probe")
     for tries_left in reversed(range(_TRIES)):
@@ -50,7 +50,7 @@ def writing(work: Callable[[], T], *files: Path) -> T:
 
 
 def _takes(probe: Path, end: int) -> bool:
-    """Whether a file may grow beyond `end`; also of one that fails otherwise this says yes."""
+    """Whether a file may grow beyond `end`; also True if the probe fails for another reason."""
     try:
         file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -63,7 +63,7 @@ def _takes(probe: Path, end: int) -> bool:
 
 
 def size_of(file: Path) -> int:
-    """In bytes; one that is not there has none."""
+    """Bytes of a file; 0 if it does not exist."""
     try:
         return file.stat().st_size
     except OSError:

@@ -1,16 +1,13 @@
-"""What a machine asked to keep: changes of one loop turn are one commit, made in a thread.
+"""The records of a machine on disk, with group commit.
 
-Records and removals that are asked for in one turn of the event loop become one transaction (group
-commit) of the `Database`, in the order in which they were asked for. It runs in a thread, one at a
-time, so the loop goes on while the disk syncs; what is asked for meanwhile forms the next one.
-`done` is called on the loop only after the commit has reached the disk.
+All changes of one turn of the event loop become one transaction of the `Database`, in their order.
+Transactions run one at a time in a thread, so the loop goes on while the disk syncs; changes that
+arrive meanwhile form the next one. `done` is called on the loop after the commit is on disk. A
+record replaces the one at the same address (kind, owner, place).
 
-A record replaces the one that was at its address.
-
-A full disk loses nothing and stops nobody: the batch stays, with everything behind it, and is tried
-again every `RETRY_S`. Nothing is promised meanwhile, so the machines' credits run out and what
-waits is bounded by them; the machine is told, too, so that it can say why. Whatever else goes wrong
-with the disk stops the node.
+On a full disk the batch, and everything behind it, is retried every `RETRY_S`. Nothing is
+acknowledged meanwhile, so publishers' credits run out, which bounds what waits; the machine is
+told. Any other error of the disk stops the node.
 """
 
 from __future__ import annotations
@@ -25,19 +22,18 @@ import msgspec
 
 from quorumcast.core.machine import Record
 from quorumcast.runtime.logs import note
-from quorumcast.runtime.store.changes import Change, Keep, Remove
-from quorumcast.runtime.store.database import Database
+from quorumcast.runtime.store.database import Change, Database, Keep, Remove
 from quorumcast.runtime.store.room import DiskFullError
 
-#: So long lazy changes wait for company, and so many bytes of them at most.
+#: Lazy changes wait for others at most this long, and at most this many bytes of them.
 LAZY_S = 0.05
 LAZY_BYTES = 1024 * 1024
-#: How often a full disk is tried again.
+#: The pause between attempts on a full disk.
 RETRY_S = 1.0
 
 
 def _nothing() -> None:
-    """Nobody waits for a removal."""
+    """Called when a removal is on disk, for which nobody waits."""
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
@@ -64,37 +60,37 @@ class DiskStore:
         holder: str = "",
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Open or create the file; `holder` names the broker whose records these are."""
+        """Open or create the file; `holder` is the full name of the broker that owns it."""
         self._database = Database(path, kinds, holder)
         self._encode = msgspec.msgpack.Encoder().encode
         self._on_failure = on_failure
         self._on_full: Callable[[bool], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
-        #: Changes of this turn and whom to tell; emptied by every commit.
+        #: Changes that wait for the next commit, with their `done`.
         self._waiting: list[tuple[Change, Callable[[], None]]] = []
-        #: Bytes of records that were given and are not safe yet, and the most there ever were.
+        #: Bytes of records that are not on disk yet, and the most that there ever were.
         self._waiting_bytes = 0
         self._most_waiting_bytes = 0
         self._committing: asyncio.Task[None] | None = None
-        #: Set while nothing but lazy changes waits.
-        self._dawdling: asyncio.TimerHandle | None = None
+        #: Set while only lazy changes wait.
+        self._lazy_timer: asyncio.TimerHandle | None = None
         self._closing = asyncio.Event()
         self._full = False
-        #: After a failure nothing is written any more: it might rest on what was not.
+        #: After a failure nothing is written any more: it might depend on what was lost.
         self._failed = False
 
     def load(self) -> list[Record]:
-        """Every record that the disk held at the start, in the order of writing; once."""
+        """Every record that was on disk at the start, in the order of writing; only once."""
         found, self._database.found = self._database.found, []
         return found
 
     def watch(self, on_full: Callable[[bool], None]) -> None:
-        """Say there when the disk has become full, and when it has room again."""
+        """Call `on_full` when the disk becomes full, and when it has room again."""
         self._on_full = on_full
 
     def save(self, record: Record, done: Callable[[], None], *, lazy: bool = False) -> None:
-        """Keep a record with the next commit, which a lazy one does not hurry; say when it is."""
+        """Write a record and call `done` when it is on disk; a lazy one waits for others."""
         kind = type(record).__name__
         encoded = self._encode(record)
         self._waiting_bytes += len(encoded)
@@ -102,7 +98,7 @@ class DiskStore:
         self._change(Keep(kind, record.owner, record.place, encoded), done, lazy=lazy)
 
     def forget(self, kind: type[Record], owner: str, below: int, since: int = 0) -> None:
-        """Remove the records of a kind and owner below a place, with the next commit."""
+        """Remove the records of a kind and owner at places from `since` up to below `below`."""
         self._change(Remove(kind.__name__, owner, below, since), _nothing, lazy=True)
 
     def status(self) -> StoreStatus:
@@ -119,14 +115,14 @@ class DiskStore:
     def _change(self, change: Change, done: Callable[[], None], *, lazy: bool = False) -> None:
         self._waiting.append((change, done))
         if not lazy or self._waiting_bytes > LAZY_BYTES:
-            self._hurry()
-        elif self._committing is None and self._dawdling is None:
-            self._dawdling = self._loop.call_later(LAZY_S, self._hurry)
+            self._commit_now()
+        elif self._committing is None and self._lazy_timer is None:
+            self._lazy_timer = self._loop.call_later(LAZY_S, self._commit_now)
 
-    def _hurry(self) -> None:
-        if self._dawdling is not None:
-            self._dawdling.cancel()
-            self._dawdling = None
+    def _commit_now(self) -> None:
+        if self._lazy_timer is not None:
+            self._lazy_timer.cancel()
+            self._lazy_timer = None
         if self._committing is None and not self._failed:
             self._committing = self._loop.create_task(self._commit())
 
@@ -146,11 +142,11 @@ class DiskStore:
                 self._tell(full=False)
                 for _, done in batch:
                     done()
-                # After the promises: votes need not wait until the log has been moved.
+                # After `done`: votes need not wait until the log has been moved.
                 if self._database.log_is_long:
                     await self._loop.run_in_executor(self._thread, self._database.tidy)
         except Exception as error:
-            # A disk that does not keep its word: the node must stop rather than promise.
+            # The node must stop rather than acknowledge what may not be on disk.
             self._failed = True
             if self._on_failure is None:
                 raise
@@ -159,7 +155,7 @@ class DiskStore:
             self._committing = None
 
     async def _room_again(self, reason: str) -> bool:
-        """Wait before the next try; False if there will be none."""
+        """Wait before the next attempt; False if the store is closing."""
         self._tell(full=True, reason=reason)
         try:
             async with asyncio.timeout(RETRY_S):
@@ -181,10 +177,10 @@ class DiskStore:
             self._on_full(full)
 
     async def close(self) -> None:
-        """Commit what waits and close the file; what a full disk does not take was not promised."""
+        """Commit what waits and close the file; on a full disk the rest was never acknowledged."""
         self._closing.set()
         if self._waiting:
-            self._hurry()
+            self._commit_now()
         while self._committing is not None:
             await self._committing
         self._thread.shutdown()
