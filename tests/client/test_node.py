@@ -236,7 +236,9 @@ def test_connect_too_few_brokers_names_the_missing_ones() -> None:
         cell.kill("broker-2")
         cell.kill("broker-4")
         node = Node(cell.manifest, cell.identities[cell.manifest.clients[0].id])
-        node.attach(cell._network.enter(node.name, node))
+        links = cell._network.enter(node.name)
+        links.listener = node
+        node.attach(links)
         cell._network.link(node.name)
         with pytest.raises(UsageError, match=r"only 2 of 4 .* 3 are needed .*broker-2.*broker-4"):
             await node.wait_connected(0.05)

@@ -416,7 +416,8 @@ def test_memory_cell_links_of_brokers_are_kept_and_clients_cannot_be_called() ->
     async def main() -> None:
         async with MemoryCell() as cell:
             alice, broker = Heard(), NodeId("broker-2")
-            links = cell._network.enter(NodeId("alice"), alice)
+            links = cell._network.enter(NodeId("alice"))
+            links.listener = alice
             cell._network.link(NodeId("alice"))
             links.dial(broker)
             links.hangup(broker)

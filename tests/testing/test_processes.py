@@ -29,7 +29,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     (tmp_path / "child.py").write_text(
         "import os, signal, sys\ndef main():\n    exec(sys.argv[1], globals())\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     processes = Processes()
     children: list[Child] = []
 
@@ -103,18 +103,18 @@ def test_child_that_goes_on_can_be_waited_for_and_ended(start: Start) -> None:
     assert child.wait(PATIENCE_S) == -signal.SIGTERM
 
 
-def test_nursery_that_was_killed_is_followed_by_another(start: Start) -> None:
+def test_fork_server_that_was_killed_is_followed_by_another(start: Start) -> None:
     orphan = start("signal.pause()")
-    nursery = psutil.Process(orphan.pid).parent()
-    assert nursery is not None
-    nursery.kill()
-    nursery.wait(PATIENCE_S)
+    fork_server = psutil.Process(orphan.pid).parent()
+    assert fork_server is not None
+    fork_server.kill()
+    fork_server.wait(PATIENCE_S)
     os.kill(orphan.pid, signal.SIGKILL)
     assert orphan.wait(PATIENCE_S) == -signal.SIGKILL
     assert start("sys.exit(4)").wait(PATIENCE_S) == 4
 
 
-def test_nursery_ends_with_whoever_started_it(start: Start, tmp_path: Path) -> None:
+def test_fork_server_ends_with_whoever_started_it(start: Start, tmp_path: Path) -> None:
     lines = (
         "import os, psutil\n"
         "from quorumcast.testing.processes import PROCESSES\n"
@@ -125,7 +125,7 @@ def test_nursery_ends_with_whoever_started_it(start: Start, tmp_path: Path) -> N
     )
     ended = subprocess.run([sys.executable, "-c", lines], stdout=subprocess.PIPE, check=False)
     assert ended.returncode == -signal.SIGKILL
-    child, nursery = map(int, ended.stdout.split())
+    child, fork_server = map(int, ended.stdout.split())
     os.kill(child, signal.SIGKILL)
     with contextlib.suppress(psutil.NoSuchProcess):  # already
-        psutil.Process(nursery).wait(PATIENCE_S)
+        psutil.Process(fork_server).wait(PATIENCE_S)

@@ -1,9 +1,8 @@
-"""A bed: the processes of one run on this machine, in one directory, whatever their system.
+"""A test bed: the processes of one run on this machine, of any system, in one directory.
 
-A process is started by the name of a module, and counts as started when it says so (a line through
-a pipe), not after some time. It can be paused, killed and started again, and it ends when the
-process that made the bed does. Used for the brokers of a cell, for the workers of a benchmark, and
-for the nodes of any other system.
+A process runs the `main` of a module and counts as started when it says so (a line through a pipe).
+It can be paused, killed and restarted, and it ends when the process that made the bed ends. Used
+for the brokers of a cell, the workers of a benchmark, and the nodes of any other system.
 """
 
 from __future__ import annotations
@@ -25,20 +24,19 @@ from typing import Self
 from quorumcast.core.errors import UsageError
 from quorumcast.testing.processes import PROCESSES, Child
 
-#: How long processes may take for anything: whoever shares a machine may have to wait for half a
-#: minute until it gets to run.
-PATIENCE_S = 90.0
+#: The timeout for anything that processes do: on a shared machine a process may have to wait half a
+#: minute until it runs.
+TIMEOUT_S = 90.0
 #: Below the range from which the system takes ports for outgoing connections.
 _PORTS = range(15_000, 32_000)
-#: Ports that this process has chosen, in the order in which it did; at most all of _PORTS.
+#: Ports that this process has chosen, oldest first; at most all of _PORTS.
 _chosen: dict[int, None] = {}
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on right now, first those that were never chosen here.
+    """Ports that nothing listens on right now, preferably ones that were never chosen here.
 
-    Nodes of a cell that has ended may still call its brokers for a while; whoever listened there
-    would be greeted by strangers.
+    Nodes of a cell that has ended may still call its ports for a while.
     """
     found: list[int] = []
     fresh = [port for port in random.sample(_PORTS, len(_PORTS)) if port not in _chosen]
@@ -64,16 +62,16 @@ class Bed:
         self.directory = directory or Path(tempfile.mkdtemp(prefix="quorumcast-"))
         self.directory.mkdir(parents=True, exist_ok=True)
         self._processes: dict[str, Child] = {}
-        #: Held open as long as we live; processes stop when it closes, even if we are killed.
+        #: A pipe that this process holds open; children stop when it closes, even by a kill.
         self._lifeline = os.pipe()
 
     @property
     def lifeline(self) -> int:
-        """A descriptor for reading, whose other end is closed when this process is gone."""
+        """A descriptor for reading, whose other end is closed when this process ends."""
         return self._lifeline[0]
 
     def log_path(self, name: str) -> Path:
-        """Where a process logs."""
+        """The log file of a process."""
         return self.directory / f"{name}.log"
 
     def last_words(self, name: str) -> str:
@@ -84,7 +82,7 @@ class Bed:
     # ------------------------------------------------------------------ processes
 
     def spawn(self, name: str, module: str, *arguments: str, keep: Sequence[int] = ()) -> Child:
-        """Start the `main` of a module; it keeps the lifeline and these descriptors."""
+        """Run the `main` of a module; it inherits the lifeline and these descriptors."""
         if self.running(name):
             raise UsageError(f"{name} is running already")
         with self.log_path(name).open("ab") as log:
@@ -95,9 +93,9 @@ class Bed:
     def spawn_announced(
         self, name: str, module: str, arguments: Callable[[int], Sequence[str]]
     ) -> int:
-        """Start a process that is told a descriptor on which to say that it has started.
+        """Start a process that announces its start on a descriptor; returns the other end.
 
-        The other end of that; `wait_announced` follows.
+        `arguments` makes the command line from the descriptor; `wait_announced` follows.
         """
         reading, writing = os.pipe()
         self.spawn(name, module, *arguments(writing), keep=[writing])
@@ -105,9 +103,9 @@ class Bed:
         return reading
 
     def wait_announced(self, name: str, pipe: int) -> str:
-        """What a process says when it has started."""
+        """The line with which a process announces its start."""
         try:
-            readable, _, _ = select.select([pipe], [], [], PATIENCE_S)
+            readable, _, _ = select.select([pipe], [], [], TIMEOUT_S)
             line = os.read(pipe, 64) if readable else b""
         finally:
             os.close(pipe)
@@ -122,7 +120,7 @@ class Bed:
         return process is not None and process.poll() is None
 
     def pid(self, name: str) -> int:
-        """The number of a process."""
+        """The process id."""
         return self._processes[name].pid
 
     def kill(self, name: str) -> None:
@@ -138,9 +136,9 @@ class Bed:
         if process is None:
             return 0
         process.send_signal(number)
-        process.send_signal(signal.SIGCONT)  # a paused one would never hear of it
+        process.send_signal(signal.SIGCONT)  # a paused process handles no signal
         try:
-            return process.wait(PATIENCE_S)
+            return process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
@@ -166,9 +164,9 @@ class Bed:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def wait_until(
-        self, is_so: Callable[[], bool], otherwise: str, timeout_s: float = PATIENCE_S
+        self, is_so: Callable[[], bool], otherwise: str, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Until something is so; a sentence if it takes too long."""
+        """Wait for a condition; raises `UsageError` with a sentence if it takes too long."""
         deadline = time.monotonic() + timeout_s
         while not is_so():
             if time.monotonic() > deadline:
@@ -176,7 +174,7 @@ class Bed:
             time.sleep(0.02)
 
     def start(self) -> None:
-        """Start what belongs here from the beginning."""
+        """Start the processes of this bed; subclasses say which."""
 
     def __enter__(self) -> Self:
         try:

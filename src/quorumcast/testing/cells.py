@@ -1,4 +1,4 @@
-"""The cells that tests use: names, keys, channels."""
+"""The names, keys and channels of cells for tests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 
 CLIENTS = ("alice", "bob", "carol", "dave")
-#: One channel per policy name would be many; a test names what it needs.
+#: The channels of a cell for which a test names none.
 CHANNELS: Mapping[str, str] = {"events": "ab+history"}
 
 
 class CellSetup:
-    """A manifest and everybody's identities."""
+    """A manifest and the identities of all its nodes."""
 
     def __init__(
         self,

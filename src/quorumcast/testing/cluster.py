@@ -1,8 +1,7 @@
 """A real cell on this machine: one process per broker, on free ports, in a directory of its own.
 
-The cluster supervises its brokers: start, stop, `kill -9`, restart. A broker counts as started when
-it says that it listens (a line through a pipe), not after some time. Used by tests, the benchmark,
-the demonstration and `quorumcast up`.
+The cluster starts, stops, kills and restarts its brokers; a broker counts as started when it says
+that it listens. Used by tests, the benchmark, the demonstration and `quorumcast up`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from quorumcast.runtime.broker.broker import BrokerSettings
 from quorumcast.runtime.broker.identities import next_identity
 from quorumcast.runtime.broker.process import encode_settings
 from quorumcast.runtime.links.tls import make_certificate
-from quorumcast.testing.bed import PATIENCE_S, Bed, free_ports
+from quorumcast.testing.bed import TIMEOUT_S, Bed, free_ports
 from quorumcast.testing.cells import CHANNELS, CLIENTS, CellSetup
 
-#: For one answer of a status page; a broker that stood still hangs up, and is asked again.
+#: The timeout for one answer of a status page; then it is asked again.
 ANSWER_S = 10.0
 
 
@@ -86,18 +85,18 @@ class LocalCluster(Bed):
         return msgspec.structs.replace(self.manifest, brokers=brokers)
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Sign a manifest and put it where all nodes read it."""
+        """Sign a manifest and write it where all nodes read it."""
         self.manifest = manifest
         write_manifest(self.manifest_path, sign_manifest(manifest, self.plan.operator))
 
     def identity_path(self, name: str) -> Path:
-        """Where a node's identity is."""
+        """The identity file of a node."""
         return self.directory / f"{name}.identity"
 
     # -------------------------------------------------------------------- members
 
     def add_broker(self, name: str) -> None:
-        """The next epoch has one broker more; its process is started."""
+        """Write the next epoch with one more broker, and start its process."""
         identity = Identity.generate(NodeId(name))
         write_identity(self.identity_path(name), identity)
         (port,) = free_ports(1)
@@ -107,21 +106,21 @@ class LocalCluster(Bed):
         self.start_broker(name)
 
     def remove_broker(self, name: str) -> None:
-        """The next epoch has one broker less; its process ends by itself (`wait_left`)."""
+        """Write the next epoch without a broker, whose process ends by itself (`wait_left`)."""
         self.write_manifest(build.remove_broker(self.manifest, NodeId(name)))
 
-    def wait_left(self, name: str, timeout_s: float = PATIENCE_S) -> int:
-        """Until a removed broker has ended; its exit code."""
+    def wait_left(self, name: str, timeout_s: float = TIMEOUT_S) -> int:
+        """Wait until a removed broker has ended; returns its exit code."""
         return self._processes.pop(name).wait(timeout_s)
 
     def rotate_broker(self, name: str) -> None:
-        """The next epoch gives a broker other keys."""
+        """Write the next epoch with new keys for a broker."""
         identity = Identity.generate(NodeId(name))
         write_identity(next_identity(self.identity_path(name)), identity)
         self.write_manifest(build.rotate(self.manifest, identity.name, identity))
 
-    def wait_for_epoch(self, *names: str, timeout_s: float = PATIENCE_S) -> None:
-        """Until these brokers, or all that run, have taken the manifest's epoch."""
+    def wait_for_epoch(self, *names: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait until these brokers, or all that run, have adopted the manifest's epoch."""
         wanted, epoch = names or self._running(), self.manifest.epoch
         self.wait_until(
             lambda: all(self.status(name)["epoch"] >= epoch for name in wanted),
@@ -189,20 +188,20 @@ class LocalCluster(Bed):
     # --------------------------------------------------------------------- status
 
     def status_url(self, name: str) -> str:
-        """A broker's status page."""
+        """The address of a broker's status page."""
         return f"http://127.0.0.1:{self._status_ports[NodeId(name)]}"
 
     def status(self, name: str) -> dict[str, Any]:
-        """What a broker says of itself."""
+        """The status of a broker."""
         result: dict[str, Any] = json.loads(self._request(name, "GET", "/status"))
         return result
 
     def metrics(self, name: str) -> str:
-        """A broker's Prometheus page."""
+        """The Prometheus metrics of a broker."""
         return self._request(name, "GET", "/metrics").decode()
 
     def make_lie(self, name: str, fault: str, **options: Any) -> None:
-        """Make a broker misbehave by a name of the catalogue."""
+        """Install a fault of the catalogue in a broker."""
         self._request(name, "POST", "/faults", {"name": fault, **options})
 
     def cut_links(self, name: str) -> None:
@@ -210,25 +209,25 @@ class LocalCluster(Bed):
         self._request(name, "DELETE", "/links")
 
     def wipe(self, name: str) -> None:
-        """Remove what a stopped broker has on disk."""
+        """Remove the store of a stopped broker."""
         for path in (self.directory / "data").glob(f"{name}.store*"):
             path.unlink()
 
     def make_honest(self, name: str) -> None:
-        """The broker tells the truth from now on."""
+        """Remove all faults from a broker."""
         self._request(name, "DELETE", "/faults")
 
     def _request(
         self, name: str, method: str, path: str, body: dict[str, Any] | None = None
     ) -> bytes:
-        """What a broker answers; asking twice for anything here is as good as once."""
+        """The answer of a broker; every request here may safely be repeated."""
         request = urllib.request.Request(
             self.status_url(name) + path,
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
@@ -241,8 +240,8 @@ class LocalCluster(Bed):
                     raise UsageError(f"{name} does not answer ({error}); is it running?") from None
                 time.sleep(0.05)
 
-    def wait_for_links(self, timeout_s: float = PATIENCE_S) -> None:
-        """Until every running broker is connected to every other running one."""
+    def wait_for_links(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait until every running broker is connected to every other running one."""
         running = self._running()
 
         def linked() -> bool:
@@ -251,11 +250,11 @@ class LocalCluster(Bed):
 
         self.wait_until(linked, "the brokers did not find each other", timeout_s)
 
-    def wait_executed(self, timeout_s: float = PATIENCE_S) -> None:
-        """Until every running broker has executed what any of them has, on channels with an order.
+    def wait_executed(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait until every running broker has executed all that any of them has, in each log.
 
-        A publication is acknowledged when f+1 brokers have executed it. Whoever reads then may be
-        answered by others first, and not find it yet.
+        A publication is acknowledged when f+1 brokers have executed it, so another broker may
+        answer a reader before it has executed it.
         """
         running = self._running()
         furthest = self._executed(running, max)
@@ -269,7 +268,7 @@ class LocalCluster(Bed):
     def _executed(
         self, brokers: Sequence[NodeId], choose: Callable[[list[int]], int]
     ) -> dict[str, int]:
-        """How far brokers are in each log, of all of them the least or the most."""
+        """The position that brokers have executed in each log: the lowest or the highest."""
         views = [self.status(broker)["logs"] for broker in brokers]
         logs = {log for view in views for log in view}
         return {

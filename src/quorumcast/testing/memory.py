@@ -1,8 +1,8 @@
-"""A whole cell in memory: the real machines and the real client, no sockets, no keys on disk.
+"""A whole cell in memory: the real machines, drivers and client, without sockets and files.
 
-Brokers, publishers and subscribers are driven by the same drivers as in production; only the links
-are different: a message goes from one driver to the next with the next turn of the event loop. A
-broker can be made to lie (at most f of them: the model is enforced), cut off, killed and restarted.
+Only the links differ from production: a message reaches the next driver in the next turn of the
+event loop. Brokers can be made to lie (at most f of them, as the fault model says), cut off, killed
+and restarted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import os
 import random
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 import msgspec
 
@@ -40,10 +39,12 @@ MAX_INBOX = 65_536
 class MemoryLinks:
     """One node's links: what it sends lands in the others' inboxes."""
 
-    def __init__(self, network: MemoryNetwork, me: NodeId, listener: Listener) -> None:
+    #: Set before the links are connected: a driver is made after its links.
+    listener: Listener
+
+    def __init__(self, network: MemoryNetwork, me: NodeId) -> None:
         self._network = network
         self._me = me
-        self.listener = listener
         self._inbox: list[tuple[NodeId, Message, Bodies]] = []
         self._scheduled = False
         self._paused = False
@@ -51,13 +52,13 @@ class MemoryLinks:
         self.up: dict[NodeId, None] = {}
 
     def send(self, to: tuple[NodeId, ...], message: Message, bodies: Bodies) -> None:
-        """Into each peer's inbox."""
+        """Put a message into each peer's inbox."""
         for peer in to:
             if peer in self.up:
                 self._network.links[peer].arrive(self._me, message, bodies)
 
     def arrive(self, sender: NodeId, message: Message, bodies: Bodies) -> None:
-        """From a peer; read with the next turn of the loop."""
+        """Take a message from a peer; it is read in the next turn of the event loop."""
         if len(self._inbox) < MAX_INBOX:
             self._inbox.append((sender, message, bodies))
             self._schedule()
@@ -80,20 +81,20 @@ class MemoryLinks:
             self.listener.receive(sender, opened)
 
     def dial(self, peer: NodeId) -> None:
-        """Nothing for brokers, whose links are kept; clients cannot be called."""
+        """Do nothing for brokers, whose links are kept; clients cannot be called."""
         if self._network.manifest.address(peer) is None:
             loop = asyncio.get_running_loop()
             loop.call_soon(self.listener.unreachable, peer, DialFailure.UNKNOWN)
 
     def hangup(self, peer: NodeId) -> None:
-        """Nothing: all links of a cell are kept."""
+        """Do nothing: all links of a cell are kept."""
 
     def peers(self) -> list[NodeId]:
-        """Who can be reached."""
+        """The peers that can be reached."""
         return list(self.up)
 
     def troubles(self) -> dict[NodeId, Trouble]:
-        """Why others cannot."""
+        """Why other brokers cannot be reached."""
         return {
             peer: Trouble("it is not running in this memory cell")
             for peer in self._network.manifest.broker_ids
@@ -115,21 +116,21 @@ class MemoryLinks:
 
 
 class MemoryNetwork:
-    """Who is linked to whom: every broker with everybody."""
+    """The links of a cell: every broker is linked with every node."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self.links: dict[NodeId, MemoryLinks] = {}
 
-    def enter(self, node: NodeId, listener: Listener) -> MemoryLinks:
-        """Make a node's links; `link` connects them."""
+    def enter(self, node: NodeId) -> MemoryLinks:
+        """Make a node's links; `link` connects them once they have a listener."""
         if node in self.links:
             self.leave(node)
-        links = self.links[node] = MemoryLinks(self, node, listener)
+        links = self.links[node] = MemoryLinks(self, node)
         return links
 
     def link(self, node: NodeId) -> None:
-        """Connect a node with all whom it may talk to."""
+        """Connect a node with every node that it may talk to."""
         brokers = self.manifest.broker_ids
         for other in list(self.links):
             if other != node and (node in brokers or other in brokers):
@@ -154,24 +155,6 @@ class MemoryNetwork:
         if node in self.links:
             self.cut(node)
             del self.links[node]
-
-
-class _Deferred:
-    """Passes on to a driver that is made after its links."""
-
-    driver: Driver
-
-    def receive(self, peer: NodeId, opened: Opened) -> None:
-        self.driver.receive(peer, opened)
-
-    def peer_up(self, peer: NodeId) -> None:
-        self.driver.peer_up(peer)
-
-    def peer_down(self, peer: NodeId) -> None:
-        self.driver.peer_down(peer)
-
-    def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
-        self.driver.unreachable(peer, reason)
 
 
 class MemoryCell:
@@ -200,7 +183,7 @@ class MemoryCell:
         self.identities = plan.identities
         self._signed = msgspec.json.encode(sign_manifest(plan.manifest, plan.operator))
         self._rng = random.Random(seed)
-        #: What clients take for the time.
+        #: The clock of the clients.
         self._now_us = now_us
         self._network = MemoryNetwork(self.manifest)
         self._brokers: dict[NodeId, Driver] = {}
@@ -229,7 +212,9 @@ class MemoryCell:
             raise UsageError(f"this memory cell has no client {name!r}; it has {known}")
         node = Node(self.manifest, identity, now_us=self._now_us)
         node.signed_manifest = self._signed
-        node.attach(self._network.enter(identity.name, node))
+        links = self._network.enter(identity.name)
+        links.listener = node
+        node.attach(links)
         self._network.link(identity.name)
         await node.wait_connected(1.0)
         self._nodes.append(node)
@@ -255,11 +240,9 @@ class MemoryCell:
         if broker in self._brokers:
             self.kill(name)
         keyring = self.manifest.keyring(self.identities[broker])
-        listener = _Deferred()
-        links = self._network.enter(broker, listener)
-        listener.driver = self._brokers[broker] = Driver(
-            Broker(self.manifest, keyring, life=os.urandom(DIGEST_SIZE)), links
-        )
+        links = self._network.enter(broker)
+        machine = Broker(self.manifest, keyring, life=os.urandom(DIGEST_SIZE))
+        links.listener = self._brokers[broker] = Driver(machine, links)
         for fault, percent, victims in self._liars.get(broker, ()):
             self._install(broker, fault, percent, victims)
         self._network.link(broker)
@@ -316,12 +299,7 @@ class MemoryCell:
         self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

@@ -1,4 +1,4 @@
-"""Processes of this package, started in milliseconds (`nursery`) and held as `Popen` holds one."""
+"""Starts processes of this package in milliseconds (`fork_server`); handled like a `Popen`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from quorumcast.testing.nursery import StartRequest
+from quorumcast.testing.fork_server import StartRequest
 
-_NURSERY = "from quorumcast.testing.nursery import main; main()"
+_FORK_SERVER = "from quorumcast.testing.fork_server import main; main()"
 
 
 class Child:
@@ -31,7 +31,7 @@ class Child:
         self.args = args
         self.pid = pid
         self.returncode: int | None = None
-        #: Its exit code comes here.
+        #: The pipe through which its exit code comes.
         self._report = report
 
     def poll(self) -> int | None:
@@ -62,26 +62,26 @@ class Child:
 
     def _look(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._report], [], [], timeout)[0]:
-            # Nothing there means that nobody is left to know.
+            # Empty if the fork server has ended: then nobody knows the exit code.
             self.returncode = int(os.read(self._report, 16) or -signal.SIGKILL)
             os.close(self._report)
         return self.returncode
 
 
 class Processes:
-    """Starts processes, all of them from one nursery that lives until `close`."""
+    """Starts processes from one fork server, which lives until `close`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._asking: socket.socket | None = None
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._fork_server: subprocess.Popen[bytes] | None = None
 
     def start(
         self, module: str, *arguments: str, output: BufferedWriter, keep: Sequence[int] = ()
     ) -> Child:
         """Run the `main` of a module in a process, and a session, of its own.
 
-        What it prints goes to `output`; it keeps the descriptors in `keep` under their numbers.
+        Its output goes to `output`; it inherits the descriptors in `keep` under their numbers.
         """
         reading, writing = os.pipe()
         request = StartRequest(module, arguments, str(Path.cwd()), dict(os.environ), tuple(keep))
@@ -97,12 +97,12 @@ class Processes:
         return Child([module, *arguments], int(answer), reading)
 
     def _open(self) -> socket.socket:
-        if self._nursery is not None and self._nursery.poll() is not None:
+        if self._fork_server is not None and self._fork_server.poll() is not None:
             self.close()
         if self._asking is None:
             self._asking, theirs = socket.socketpair()
-            self._nursery = subprocess.Popen(
-                [sys.executable, "-c", _NURSERY, str(theirs.fileno())],
+            self._fork_server = subprocess.Popen(
+                [sys.executable, "-c", _FORK_SERVER, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -111,13 +111,13 @@ class Processes:
         return self._asking
 
     def close(self) -> None:
-        """End the nursery; its children go on."""
-        if self._asking is not None and self._nursery is not None:
+        """End the fork server; its children go on."""
+        if self._asking is not None and self._fork_server is not None:
             self._asking.close()
-            self._nursery.wait()
-            self._asking = self._nursery = None
+            self._fork_server.wait()
+            self._asking = self._fork_server = None
 
 
-#: Those of this process.
+#: The processes of this process.
 PROCESSES = Processes()
 atexit.register(PROCESSES.close)

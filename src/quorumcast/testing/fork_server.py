@@ -1,11 +1,10 @@
-"""The process that others are forked from: it has loaded what they need, so they start at once.
+"""A fork server: a process that has loaded the imports of a broker and forks children on request.
 
-Half a second of processor time goes into the imports of a broker, and a test or a benchmark starts
-many. `quorumcast.testing.processes` asks this one for children, over a socket: a module whose
-`main` the child runs, its arguments, and the descriptors that it is to have under which numbers.
-Each child is a process of its own, leads a session of its own, and ends as any other does; its exit
-code comes back through a pipe. The nursery itself runs nothing, so there is nothing to inherit but
-what was imported, and it ends when whoever started it does.
+The imports take half a second of processor time, and tests and benchmarks start many processes.
+`testing.processes` sends requests over a socket: a module whose `main` the child runs, its
+arguments, and descriptors with the numbers under which the child gets them. Each child leads a
+session of its own, and its exit code comes back through a pipe. The fork server runs nothing else,
+so children inherit only imports; it ends when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -23,15 +22,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-#: A request fits into this, and so many descriptors come with it at most.
+#: Limits of one request: its bytes, and the descriptors that come with it.
 REQUEST_BYTES = 1 << 16
 MOST_DESCRIPTORS = 16
 
 
 class StartRequest(msgspec.Struct, frozen=True):
-    """A child that is wanted; its output, its pipe for the exit code and `descriptors` come along.
+    """A request for a child process.
 
-    `descriptors` are the numbers that it knows the rest of them by.
+    The descriptors for its output and its exit code come along, then one for each number in
+    `descriptors`.
     """
 
     module: str
@@ -41,12 +41,12 @@ class StartRequest(msgspec.Struct, frozen=True):
     descriptors: tuple[int, ...]
 
 
-class Nursery:
+class ForkServer:
     """Forks children on request and reports how they ended."""
 
     def __init__(self, asked: socket.socket) -> None:
         self._asked = asked
-        #: Where the exit code of each child goes.
+        #: The pipe for the exit code of each child.
         self._reports: dict[int, int] = {}
         # A child that ends wakes us up as a request does.
         self._woken, self._waking = os.pipe()
@@ -56,7 +56,7 @@ class Nursery:
         signal.set_wakeup_fd(self._waking, warn_on_full_buffer=False)
 
     def next_child(self) -> Callable[[], None] | None:
-        """What to run in a new process, in that process; None in this one when all is over."""
+        """Returns in each new child with the function to run, and here with None at the end."""
         while True:
             ready, _, _ = select.select([self._asked.fileno(), self._woken], [], [])
             if self._woken in ready:
@@ -68,14 +68,14 @@ class Nursery:
                 if not data:
                     return None
                 request = msgspec.json.decode(data, type=StartRequest)
-                # Here, so that the next one of its kind has it.
+                # Imported here, so that the next child of its kind has it already.
                 main: Callable[[], None] = importlib.import_module(request.module).main
                 if self._fork(received):
                     _become(request, received)
                     return main
 
     def _fork(self, received: Sequence[int]) -> bool:
-        gc.freeze()  # what a child's collector does not touch stays shared
+        gc.freeze()  # memory that a child's collector does not touch stays shared
         pid = os.fork()
         if not pid:
             self._leave()
@@ -88,7 +88,7 @@ class Nursery:
         return False
 
     def _leave(self) -> None:
-        """This is a child by now, and nothing of the nursery is its business."""
+        """Close what belongs to the fork server, in a new child."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._asked.close()
@@ -106,10 +106,10 @@ class Nursery:
 
 
 def _become(request: StartRequest, received: Sequence[int]) -> None:
-    """Be what was asked for, in every respect but the imports."""
+    """Turn a new child into the requested process."""
     os.setsid()
     gc.unfreeze()
-    # Out of the way first: the number that one is to have may be that of another.
+    # Moved out of the way first: a wanted number may be in use by another descriptor.
     above = max([*received, *request.descriptors]) + 1
     output, report, *others = [_moved(descriptor, above) for descriptor in received]
     wanted = [(output, 1), (output, 2), *zip(others, request.descriptors, strict=True)]
@@ -131,6 +131,6 @@ def _moved(descriptor: int, above: int) -> int:
 
 def main() -> None:
     """Wait for requests on the socket that the one argument names."""
-    child = Nursery(socket.socket(fileno=int(sys.argv[1]))).next_child()
+    child = ForkServer(socket.socket(fileno=int(sys.argv[1]))).next_child()
     if child is not None:
         child()
