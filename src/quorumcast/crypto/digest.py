@@ -1,8 +1,7 @@
-"""Digests of contents: the one hash that is made of every publication.
+"""Digests of the contents of publications.
 
-The manifest names the algorithm, because the fastest one depends on the machine: SHA-256 wins
-where the processor has instructions for it, BLAKE3 where it has wide vectors instead (see
-docs/adr/0003-digests.md for the measurements).
+The algorithm is chosen by name, because the fastest one depends on the machine: SHA-256 where the
+processor has instructions for it, BLAKE3 where it has wide vectors (docs/adr/0003-digests.md).
 """
 
 from __future__ import annotations
@@ -18,23 +17,15 @@ from quorumcast.core.ids import Digest
 Hasher = Callable[[bytes], Digest]
 
 
-def _sha256(contents: bytes) -> Digest:
-    return Digest(hashlib.sha256(contents).digest())
-
-
-def _blake3(contents: bytes) -> Digest:
-    return Digest(blake3(contents).digest())
-
-
-def _blake2b(contents: bytes) -> Digest:
-    return Digest(hashlib.blake2b(contents, digest_size=32).digest())
-
-
-HASHERS: dict[str, Hasher] = {"sha256": _sha256, "blake3": _blake3, "blake2b": _blake2b}
+HASHERS: dict[str, Hasher] = {
+    "sha256": lambda contents: Digest(hashlib.sha256(contents).digest()),
+    "blake3": lambda contents: Digest(blake3(contents).digest()),
+    "blake2b": lambda contents: Digest(hashlib.blake2b(contents, digest_size=32).digest()),
+}
 
 
 def hasher(name: str) -> Hasher:
-    """The digest function that a manifest names."""
+    """The digest function of that name."""
     try:
         return HASHERS[name]
     except KeyError:
@@ -44,5 +35,5 @@ def hasher(name: str) -> Hasher:
 
 
 def root(first: int, digests: bytes) -> bytes:
-    """One digest for a run: what Bracha's echoes carry and what brokers sign."""
+    """One digest for a run of publications, as Bracha's echoes carry and brokers sign it."""
     return hashlib.sha256(first.to_bytes(8, "big") + digests).digest()

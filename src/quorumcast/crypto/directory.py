@@ -1,13 +1,11 @@
-"""Who may talk to whom: what transport, greeting and keyring ask of the system that uses them.
+"""The directory of a system: which nodes may talk to each other, with which keys and addresses.
 
-A directory is one epoch of that knowledge. The signed manifest of a cell is one; the neighbours of
-a node in an overlay or a tree are another, with `calls` naming those to which links are kept.
+Transport, greeting and keyring use it; each epoch of a system has one. The signed manifest of a
+cell is a directory; the neighbours of a node in an overlay or a tree are another.
 
-Peers that nobody lists, whose name is their key, fit in without a change of the transport. Their
-directory answers `keys` by reading the key out of the name, and `address` from the records that
-their machine has found, which the system puts there before it asks to `Dial`. How two such peers
-greet (keys in the greeting, ephemeral X25519) and seal (an encrypted session) is a `Handshake`
-(`runtime.links.contract`) of their own instead of the one that is made from a keyring.
+A peer-to-peer system whose names are keys needs no list: its directory reads `keys` out of the name
+and `address` from the records that its machine found before it asked to `Dial`. It brings its own
+`Handshake` (`runtime.links.contract`), with keys in the greeting and encrypted sessions.
 """
 
 from __future__ import annotations
@@ -33,14 +31,11 @@ class Address(msgspec.Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class PublicKeys:
-    """The public half of a node."""
+class PublicKeys(msgspec.Struct, frozen=True):
+    """The public keys of a node: Ed25519 and X25519."""
 
-    __slots__ = ("exchange_key", "verify_key")
-
-    def __init__(self, verify_key: bytes, exchange_key: bytes) -> None:
-        self.verify_key = verify_key
-        self.exchange_key = exchange_key
+    verify_key: bytes
+    exchange_key: bytes
 
 
 class Directory(Protocol):
@@ -48,24 +43,24 @@ class Directory(Protocol):
 
     @property
     def instance(self) -> str:
-        """The name of this cell, tree, overlay or network: two nodes that meet must agree on it."""
+        """The name of this cell, tree, overlay or network, on which two nodes must agree."""
 
     @property
     def epoch(self) -> int:
-        """Two nodes that meet must agree on it; no key of one epoch is good in another."""
+        """The epoch, on which two nodes must agree; no key of one epoch is valid in another."""
 
     @property
     def keys(self) -> Mapping[NodeId, PublicKeys]:
-        """The public keys of every node that is known; seats are not listed (`holder`)."""
+        """The public keys of every known node; seats are not listed (`holder`)."""
 
     def address(self, node: NodeId) -> Address | None:
-        """Where to call a node; None if it cannot be called."""
+        """The address of a node; None if it cannot be called."""
 
     def calls(self, node: NodeId) -> Sequence[NodeId]:
-        """Nodes to which a node keeps links by calling them, again and again."""
+        """The nodes that a node calls, and calls again whenever the link ends."""
 
     def is_broker(self, node: NodeId) -> bool:
-        """Whether a node serves others, so that they suffer if it is not heard; else a client."""
+        """Whether a node serves others; it is a client otherwise."""
 
 
 def is_kept(directory: Directory, one: NodeId, other: NodeId) -> bool:

@@ -1,7 +1,6 @@
-"""Verification for third parties: does this evidence prove a lie, does this receipt hold?
+"""Verification of evidence and receipts, offline, by anybody who has a manifest.
 
-Everything here works offline from a manifest's public keys and quorums. The answer is None, or the
-sentence that says why not.
+The answer is None if the document is valid, and otherwise a sentence that says why not.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from quorumcast.crypto.identity import signature_holds
 
 
 class Court:
-    """Judges evidence and receipts of one cell."""
+    """Verifies evidence and receipts of one cell."""
 
     __slots__ = ("_brokers", "_cell", "_hash", "_keys", "_quorums")
 
@@ -57,7 +56,7 @@ class Court:
                 return self._why_not_outvoted(evidence)
 
     def why_receipt_fails(self, receipt: Receipt, votes: int) -> str | None:
-        """None if `votes` brokers signed for these very contents at this number."""
+        """None if `votes` brokers signed these contents at this number."""
         count = len(receipt.digests) // DIGEST_SIZE
         place = receipt.number - receipt.first
         if len(receipt.digests) % DIGEST_SIZE or not 0 <= place < count:
@@ -71,7 +70,7 @@ class Court:
         return None
 
     def receipt_signers(self, receipt: Receipt) -> list[NodeId]:
-        """The brokers whose signatures on a receipt are genuine and say what it says."""
+        """The brokers whose valid signatures on a receipt cover its contents."""
         count = len(receipt.digests) // DIGEST_SIZE
         expected = root(receipt.first, receipt.digests)
         #: By the id of the log: positions of two logs are two things.

@@ -1,4 +1,4 @@
-"""Who a node is: one 32-byte seed, from which its signing and its key-exchange key both follow."""
+"""A node's identity: one 32-byte seed, from which its signing and key-exchange keys are derived."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quorumcast.core.ids import NodeId, at_seat
 from quorumcast.core.statements import Signed
 
 SEED_SIZE = 32
-#: Keys whose answer is remembered: those of the largest cells, a few times over.
+#: Cached answers of `can_exchange`: several times the nodes of the largest cells.
 KEYS_REMEMBERED = 4096
 
 
@@ -25,7 +25,7 @@ def derive(secret: bytes, info: bytes) -> bytes:
 
 
 class Identity:
-    """A node's private half; its public half stands in the manifest."""
+    """A node's name and private keys; a directory lists the public ones."""
 
     __slots__ = ("_exchange", "_seed", "_signing", "name")
 
@@ -46,12 +46,12 @@ class Identity:
 
     @property
     def seed(self) -> bytes:
-        """The secret; whoever holds it is this node."""
+        """The secret from which all keys are derived."""
         return self._seed
 
     @property
     def signing_key(self) -> Ed25519PrivateKey:
-        """For certificates; statements are signed with `sign`."""
+        """The key for certificates; use `sign` for statements."""
         return self._signing
 
     @property
@@ -69,23 +69,23 @@ class Identity:
         )
 
     def sign(self, payload: bytes) -> Signed:
-        """This payload with our name and signature on it."""
+        """The payload with our name and signature."""
         return Signed(self.name, payload, self._signing.sign(payload))
 
     def shared_secret(self, peer_exchange_key: bytes) -> bytes:
-        """What only we and that peer can compute."""
+        """The secret that only we and that peer can compute."""
         return self._exchange.exchange(X25519PublicKey.from_public_bytes(peer_exchange_key))
 
 
-#: Anybody's: whether there is a secret at all does not depend on it.
-_NOBODY = X25519PrivateKey.from_private_bytes(bytes(32))
+#: Any key will do: low-order points yield no secret with any of them.
+_ANY_KEY = X25519PrivateKey.from_private_bytes(bytes(32))
 
 
-@lru_cache(KEYS_REMEMBERED)  # every manifest that is shown asks of every node, mostly the same ones
+@lru_cache(KEYS_REMEMBERED)  # every new manifest checks every node, most of them again
 def can_exchange(exchange_key: bytes) -> bool:
-    """Whether a public key leads to a shared secret; whoever sends a low-order point wants none."""
+    """Whether a public key yields a shared secret: a low-order point does not."""
     try:
-        _NOBODY.exchange(X25519PublicKey.from_public_bytes(exchange_key))
+        _ANY_KEY.exchange(X25519PublicKey.from_public_bytes(exchange_key))
     except ValueError:
         return False
     return True

@@ -16,7 +16,7 @@ from quorumcast.crypto.mac import Mac, chain_bytes, same
 
 
 class Keyring:
-    """Secrets with each peer, made when first needed and kept."""
+    """The secrets shared with each peer, derived when first needed."""
 
     __slots__ = (
         "_keys",
@@ -44,7 +44,7 @@ class Keyring:
         self._macs: dict[tuple[NodeId, NodeId], Mac] = {}
 
     def adopt(self, following: Keyring) -> None:
-        """Go on with the keys of a new epoch; so does everybody who holds this keyring."""
+        """Switch to the keys of a new epoch, for all users of this keyring."""
         self.identity = following.identity
         self.directory = following.directory
         self.epoch = following.epoch
@@ -58,7 +58,7 @@ class Keyring:
         return holder(peer) in self._keys
 
     def secret(self, peer: NodeId) -> bytes:
-        """What we share with a peer in this epoch."""
+        """The secret shared with a peer in this epoch."""
         peer = holder(peer)
         found = self._secrets.get(peer)
         if found is None:
@@ -83,11 +83,11 @@ class Keyring:
         digests: bytes,
         order: tuple[NodeId, ...],
     ) -> bytes:
-        """Our MAC over a run of a chain, for one node further down."""
+        """Our MAC over a run of a chain, for one node further down the chain."""
         author = self.identity.name
-        return self._directed(author, reader)(
-            self._covered(author, reader, stream, first, digests, order)
-        )
+        run = (stream, first, digests, order)
+        covered = chain_bytes(self.instance, self.epoch, author, reader, *run)
+        return self._directed(author, reader)(covered)
 
     def vouched(
         self,
@@ -102,21 +102,11 @@ class Keyring:
         if author == self.identity.name or not self.knows(author):
             return False
         reader = self.identity.name
-        covered = self._covered(author, reader, stream, first, digests, order)
+        run = (stream, first, digests, order)
+        covered = chain_bytes(self.instance, self.epoch, author, reader, *run)
         return same(mac, self._directed(author, reader)(covered))
 
-    def _covered(
-        self,
-        author: NodeId,
-        reader: NodeId,
-        stream: Stream,
-        first: int,
-        digests: bytes,
-        order: tuple[NodeId, ...],
-    ) -> bytes:
-        return chain_bytes(self.instance, self.epoch, author, reader, stream, first, digests, order)
-
     def signature_holds(self, signed: Signed) -> bool:
-        """Whether the node that a statement names did sign it."""
+        """Whether the node that a statement names has signed it."""
         keys = self._keys.get(holder(signed.signer))
         return keys is not None and signature_holds(signed, keys.verify_key)

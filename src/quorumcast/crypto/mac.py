@@ -52,7 +52,7 @@ REPRODUCTION_MACS: dict[str, Callable[[bytes], Mac]] = {
 
 
 def mac_factory(name: str, *, reproduction: bool = False) -> Callable[[bytes], Mac]:
-    """The MAC that a manifest names, as a function from key to `Mac`."""
+    """The MAC of that name, as a function from key to `Mac`."""
     if name in MACS:
         return MACS[name]
     if name in REPRODUCTION_MACS:
@@ -80,7 +80,7 @@ def chain_bytes(
     digests: bytes,
     order: tuple[NodeId, ...],
 ) -> bytes:
-    """What a chain broker's MAC covers: every field that its reader acts upon.
+    """The bytes that the MAC of a chain broker covers: every field that its reader uses.
 
     Fields are length-prefixed, so no two different runs have the same bytes.
     """

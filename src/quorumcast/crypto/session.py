@@ -1,15 +1,15 @@
-"""Sealed sessions: how packets between two nodes are authenticated and kept from being replayed.
+"""Sessions between two nodes: authenticated packets that cannot be replayed.
 
 Two nodes greet each other with fresh nonces (`Hello`, `Welcome`) and derive one key per direction
-from their long-term pairwise key and both nonces, so nothing recorded in one session is worth
-anything in another. A packet carries all messages that waited for the peer:
+from their long-term pairwise key and both nonces, so a packet of one session is invalid in every
+other. A packet carries all messages that waited for the peer:
 
     length(4) | header length(4) | mac(16) | header | bodies
 
 The header is MessagePack: sequence number, messages, and the sizes of each message's bodies. The
-MAC covers the header; the bodies are bound to it by the digests in the messages, so each contents
-is hashed once and never MACed. Sequence numbers only grow: a replayed packet is refused, a lost one
-leaves a gap that the protocols repair.
+MAC covers the header; the digests in the messages bind the bodies to it, so each body is hashed
+once and never MACed. Sequence numbers only grow: a replayed packet is refused, a lost one leaves a
+gap that the protocols repair.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from quorumcast.crypto.mac import MAC_SIZE, Mac, same
 PROTOCOL = 1
 NONCE_SIZE = 16
 _PREFIX = 4 + MAC_SIZE
-#: Bodies of this size on average are written as they lie instead of being copied into one frame.
-WORTH_A_PIECE = 8192
+#: Bodies of this average size are written separately instead of being copied into one frame.
+UNCOPIED_BODY_BYTES = 8192
 
 
 class Refusal(enum.Enum):
@@ -48,7 +48,7 @@ class Refusal(enum.Enum):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The first words of a session, from the side that connected."""
+    """The greeting of the side that connected."""
 
     protocol: int
     #: The name of the system instance, of a cell for example.
@@ -60,7 +60,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The answer; `mac` proves that the answering node is the one that was called."""
+    """The answer; `mac` authenticates the node that was called."""
 
     nonce: bytes
     mac: bytes
@@ -71,7 +71,8 @@ class Farewell(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     reason: str
     epoch: int = 0
-    #: For a caller in an older epoch: the manifest, and signed words that it was decided.
+    #: For a caller in an older epoch: what proves the newer one (of a cell: the signed manifest and
+    #: statements of brokers that adopted it).
     proof: bytes = b""
 
 
@@ -82,7 +83,7 @@ class Packet(msgspec.Struct, Generic[Said], frozen=True, array_like=True):
     """The authenticated part of a frame."""
 
     sequence: int
-    # Counted before anything is built: four million empty lists fit into a header.
+    # Limited before anything is decoded: four million empty lists fit into a header.
     messages: Annotated[list[Said], Meta(max_length=limits.MAX_MESSAGES)]
     sizes: Annotated[
         list[Annotated[list[int], Meta(max_length=limits.MAX_RUN)]],
@@ -106,13 +107,13 @@ class Family:
     def __init__(self, name: str, *kinds: type[Message]) -> None:
         self.name = name
         self.kinds = kinds
-        # Links displace one another in every system.
+        # Links are displaced in every system.
         spoken: Any = reduce(or_, kinds, Displaced)
         decoder = msgspec.msgpack.Decoder(Packet[spoken])
         self.decode: Callable[[bytes], Packet[Message]] = decoder.decode
 
 
-#: For sessions in which nothing is said.
+#: For sessions that carry no messages.
 NO_MESSAGES = Family("none")
 
 
@@ -122,7 +123,7 @@ def encode_parcel(message: Message, bodies: Bodies = ()) -> Parcel:
 
 
 class Session:
-    """One direction-keyed pair of MACs and sequence counters, shared by nobody else."""
+    """One side of a session: a MAC and a sequence counter per direction."""
 
     __slots__ = ("_decode", "_incoming", "_outgoing", "_received", "_sent")
 
@@ -161,14 +162,14 @@ class Session:
         header = _encoder.encode((self._sent, messages, sizes))
         mac = self._outgoing(header)
         head = (len(header).to_bytes(4, "big"), mac, header)
-        if contents and sum(map(len, contents)) > len(contents) * WORTH_A_PIECE:
+        if contents and sum(map(len, contents)) > len(contents) * UNCOPIED_BODY_BYTES:
             return [b"".join(head), *contents]
         return [b"".join((*head, *contents))]
 
     def open(self, frame: bytes | memoryview) -> Opened | Refusal:
         """The messages of a frame, or why there are none. Never raises on what a peer sent.
 
-        Nothing of the frame is referred to afterwards: its memory may be used again.
+        The result holds copies: the frame's memory may be used again.
         """
         if len(frame) < _PREFIX:
             return Refusal.TRUNCATED
@@ -212,7 +213,7 @@ class Session:
 
 
 def welcome_mac(hello: Hello, nonce: bytes, mac: Mac) -> bytes:
-    """What the answering side proves with: it knows the pairwise key and saw this very hello."""
+    """The MAC that authenticates the called node: over the hello, with the pairwise key."""
     return mac(b"quorumcast welcome" + _encoder.encode(hello) + nonce)
 
 
@@ -225,7 +226,7 @@ def make_session(
     *,
     caller: bool,
 ) -> Session:
-    """The session that follows from a greeting, as seen by the caller or by the called."""
+    """The session that follows from a greeting, for the caller or for the called node."""
     transcript = _encoder.encode(hello) + nonce
     forth = factory(derive(secret, b"quorumcast session forth" + transcript))
     back = factory(derive(secret, b"quorumcast session back" + transcript))

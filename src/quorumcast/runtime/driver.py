@@ -1,12 +1,12 @@
-"""Drives one machine: turns the world into events and carries out effects in the order given.
+"""Drives one machine: feeds it events and carries out its effects in order.
 
-The driver adds nothing to what the machine decides. It keeps timers (by value, so setting one again
-moves it), hands records to the store and carries out what waited for them, lets installed faults
-tamper with effects before they happen, counts, and passes on what is meant for the application.
+The driver decides nothing. It keeps timers (by value, so setting one again moves it), gives records
+to the store, lets installed faults change effects before they are carried out, counts, and passes
+application effects on.
 
 Hot path: one packet → `receive` → for each message `machine.handle` → effects by type from one
-table. No task, future or lock is made per message. A timer that moves later costs one dictionary
-write: the armed handle stays and, when it fires too early, is armed again for the rest.
+table. No task, future or lock is made per message. Moving a timer later costs one dictionary write:
+the armed handle stays and, when it fires too early, is armed again for the rest.
 """
 
 from __future__ import annotations
@@ -52,56 +52,56 @@ from quorumcast.runtime.links.contract import Links
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.traces.recorder import Notes, Recorder, note_hooks
 
-#: Timers that ran out while a machine was held fire so long after its release.
+#: Timers that expired while a machine was held fire this long after its release.
 AFTER_HOLD_MS = 250
-#: For nodes that vouch for no publications: no message is of the base class itself.
+#: For nodes that count no publications: no message is of the base class itself.
 NONE_COUNTED: tuple[type[Message], Callable[[Any], int]] = (Message, lambda message: 0)
-#: With fewer armed handles than this, one whose timer was cancelled is left to run out.
+#: With fewer armed handles than this, the handle of a cancelled timer is left to expire.
 MOST_IDLE_HANDLES = 256
 
 
 class Store(Protocol):
-    """Where records go."""
+    """Keeps the records of a machine (`runtime.store.store.DiskStore`)."""
 
     def load(self) -> list[Record]:
-        """Every record that the disk held at the start, in the order of writing."""
+        """Every record that was on disk at the start, in the order of writing."""
 
     def save(self, record: Record, done: Callable[[], None], *, lazy: bool = False) -> None:
-        """Keep a record, at once or with the next that is not lazy, and say when it is safe."""
+        """Write a record and call `done` when it is on disk; a lazy one waits for others."""
 
     def forget(self, kind: type[Record], owner: str, below: int, since: int = 0) -> None:
-        """Remove the records of a kind and owner below a place, after what was saved before."""
+        """Remove the records of a kind and owner at places from `since` up to below `below`."""
 
     def watch(self, on_full: Callable[[bool], None]) -> None:
-        """Say there when the disk has become full, and when it has room again."""
+        """Call `on_full` when the disk becomes full, and when it has room again."""
 
 
 @runtime_checkable
 class Adopting(Protocol):
-    """A machine that can go on in a new epoch of its system."""
+    """A machine that can adopt a new epoch of its system."""
 
     def adopt(self, epoch: Any, keyring: Keyring, /) -> list[Effect]:
-        """Take a new epoch (a cell's manifest, say) and its keys; what is under way goes on."""
+        """Adopt a new epoch (of a cell: its manifest) and its keys; what is under way goes on."""
 
 
 class MachineWatcher(Protocol):
-    """Who sees all that a machine does."""
+    """Is shown everything that a machine does."""
 
     def on_handled(self, event: Event, effects: list[Effect], now: Millis) -> None:
-        """It took an event and asks for these effects."""
+        """The machine handled an event and returned these effects."""
 
     def on_held(self, now: Millis) -> None:
-        """It hears nothing from now on."""
+        """The machine's clock stands still from now on."""
 
     def on_released(self, now: Millis) -> None:
-        """It hears again, first what has come meanwhile."""
+        """The machine's clock goes on; messages that arrived meanwhile come first."""
 
     def on_adopted(self, epoch: Any, effects: list[Effect], now: Millis, /) -> None:
-        """It goes on in a new epoch, and asks for these effects."""
+        """The machine adopted a new epoch and returned these effects."""
 
 
 class Driver:
-    """One machine and its surroundings."""
+    """Connects one machine with links, timers, a store and an application."""
 
     def __init__(
         self,
@@ -116,12 +116,12 @@ class Driver:
     ) -> None:
         self.machine = machine
         self.telemetry = telemetry or Telemetry()
-        #: Installed faults, in the order in which they tamper; empty in an honest node.
+        #: Installed faults, in the order in which they are applied; empty in a correct node.
         self.faults: tuple[Fault, ...] = ()
         self._watchers: tuple[MachineWatcher, ...] = ()
-        #: Where what they do is counted, if anybody wants to know.
+        #: Counts what installed faults do; None if nobody asked for that.
         self.tally: DeedTally | None = None
-        #: The kind of message with which this node vouches for publications, and for how many.
+        #: The type of message that vouches for publications, and a function that counts them.
         self._voucher, self._count = publications
         self._handle = machine.handle
         self._links = links
@@ -129,13 +129,13 @@ class Driver:
         self._store: Store | None = None
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        #: When each set timer is due; what is not in here does not fire.
+        #: When each timer is due; a timer that is not in here does not fire.
         self._due: dict[Timer, float] = {}
-        #: Armed handles; one per timer, never later than the timer is due.
+        #: Armed handles, one per timer, none later than its timer is due.
         self._armed: dict[Timer, asyncio.TimerHandle] = {}
         self._later: set[asyncio.TimerHandle] = set()
         self.stopped = False
-        #: Timers that ran out while the machine was held; None when it is not.
+        #: Timers that expired while the machine was held; None when it is not held.
         self._postponed: dict[Timer, None] | None = None
         self._running: tuple[type[Timer], ...] = ()
         self._table: dict[type, Callable[[Any], None]] = {
@@ -158,12 +158,12 @@ class Driver:
             self.use(store)
 
     def use(self, store: Store) -> None:
-        """Keep there what the machine wants kept; `restore` follows."""
+        """Persist records in this store from now on; `restore` follows."""
         self._store = store
         store.watch(lambda full: self.feed(Storage(full)))
 
     def observe(self, kind: type, look: Callable[[Any], None]) -> None:
-        """Show effects of this kind to somebody just before they are carried out."""
+        """Call `look` with each effect of this kind just before it is carried out."""
         action = self._table.get(kind)
         self._table[kind] = look if action is None else self._both(look, action)
 
@@ -181,7 +181,7 @@ class Driver:
             self.observe(kind, hook)
 
     def watch(self, watcher: MachineWatcher) -> None:
-        """Show there every event that the machine takes, and the effects that it asks for."""
+        """Show a watcher every event that the machine handles, and its effects."""
         handle = self._handle
 
         def watched(event: Event, now: Millis) -> list[Effect]:
@@ -193,20 +193,20 @@ class Driver:
         self._watchers = (*self._watchers, watcher)
 
     def now(self) -> Millis:
-        """The loop's clock."""
+        """The clock of the event loop."""
         return Millis(int(self._loop.time() * 1000))
 
     # -------------------------------------------------------------- events in
 
     def restore(self) -> int:
-        """Feed the machine what the disk held; before anything else."""
+        """Feed the machine the records from disk, before any other event; returns their number."""
         records = self._store.load() if self._store is not None else []
         for record in records:
             self.feed(Restored(record))
         return len(records)
 
     def feed(self, event: Event) -> None:
-        """One event from the application or the world."""
+        """Let the machine handle one event."""
         if self.stopped:
             return
         try:
@@ -214,12 +214,12 @@ class Driver:
             if effects:
                 self.carry_out(effects)
         except UsageError:
-            raise  # the application's mistake, not the machine's
+            raise  # a mistake of the caller, not of the machine
         except Exception as error:
             self._fail(error)
 
     def receive(self, peer: NodeId, opened: Opened) -> None:
-        """All messages of one packet."""
+        """Let the machine handle all messages of one packet."""
         if self.stopped:
             return
         now = Millis(int(self._loop.time() * 1000))
@@ -245,7 +245,7 @@ class Driver:
         self.feed(Unreachable(peer, reason))
 
     def _fail(self, error: Exception) -> None:
-        # A machine that raises has broken an invariant of its own: it must not go on.
+        # A machine that raises has broken an invariant: it must not go on.
         self.stop()
         if self._on_failure is None:
             raise error
@@ -254,7 +254,7 @@ class Driver:
     # ------------------------------------------------------------- effects out
 
     def carry_out(self, effects: list[Effect]) -> None:
-        """Do what the machine says, in order; what nobody listens for is nobody's business."""
+        """Carry out effects in order; those without a handler are ignored."""
         doing: Sequence[Effect | Later] = effects
         for fault in self.faults:
             doing = self._tampered(fault, doing)
@@ -265,7 +265,7 @@ class Driver:
                 action(effect)
 
     def _tampered(self, fault: Fault, effects: Sequence[Effect | Later]) -> list[Effect | Later]:
-        """What is put off already is not tampered with again."""
+        """Apply one fault to all effects but those that an earlier fault has delayed."""
         result: list[Effect | Later] = [e for e in effects if isinstance(e, Later)]
         present: list[Effect] = [e for e in effects if not isinstance(e, Later)]
         done = fault.tamper(list(present), self.now())
@@ -321,7 +321,7 @@ class Driver:
 
     def _on_persist(self, effect: Persist) -> None:
         if self._store is None:
-            self._persisted(effect)  # nobody promised durability: the node was given no store
+            self._persisted(effect)  # a node without a store promises no durability
         else:
             self._store.save(effect.record, lambda: self._persisted(effect), lazy=effect.lazy)
 
@@ -352,14 +352,14 @@ class Driver:
     # ---------------------------------------------------------- holding, ending
 
     def hold(self, *running: type[Timer]) -> None:
-        """Stop the machine's clock: timers wait until `release`, except for these."""
+        """Stop the machine's clock: timers wait until `release`, except those of these types."""
         if self._postponed is None:
             self._postponed, self._running = {}, running
             for watcher in self._watchers:
                 watcher.on_held(self.now())
 
     def release(self) -> None:
-        """Let the clock run on; timers that ran out get a moment for what peers say meanwhile."""
+        """Let the clock go on; expired timers fire after messages that wait had time to arrive."""
         if self._postponed is None:
             return
         postponed, self._postponed = self._postponed, None
@@ -369,7 +369,7 @@ class Driver:
             self._on_set_timer(SetTimer(timer, AFTER_HOLD_MS))
 
     def adopt(self, epoch: Any, keyring: Keyring) -> None:
-        """Go on in a new epoch with the same machine."""
+        """Let the machine adopt a new epoch, if it can."""
         if isinstance(self.machine, Adopting):
             try:
                 effects = self.machine.adopt(epoch, keyring)
@@ -380,7 +380,7 @@ class Driver:
                 self._fail(error)
 
     def stop(self) -> None:
-        """No event goes in any more, no timer fires."""
+        """Handle no more events, and cancel all timers."""
         self.stopped = True
         for handle in [*self._armed.values(), *self._later]:
             handle.cancel()

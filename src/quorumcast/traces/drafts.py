@@ -1,7 +1,4 @@
-"""Where files go: directories that are there, and files that are put in place at once.
-
-Whoever reads sees the old file or the new one.
-"""
+"""Directories made on demand, and files that are replaced atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from quorumcast.core.errors import UsageError
 
 
 def directory_at(path: Path) -> Path:
-    """A directory, made if it is not there; a sentence if it cannot be."""
+    """A directory, made if it does not exist."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -27,7 +24,7 @@ def directory_at(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what takes the place of a file; hidden, and of this thread alone."""
+    """A hidden draft that replaces the file when the block ends without an exception."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         yield draft

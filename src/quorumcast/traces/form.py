@@ -1,4 +1,4 @@
-"""What a trace looks like on disk: Parquet files in a directory, and a header that names the run.
+"""The format of a trace: Parquet files in a directory, and a header that describes the run.
 
     DIR/trace.json       the scenario: which system with which parameters, and what was expected
     DIR/*.parquet        rows of `COLUMNS`, one or more files per node
@@ -9,11 +9,11 @@ Five kinds of rows, of which a file keeps each in row groups of its own:
     passed_on    another node sent it on to `peer`, a node between publisher and subscribers
     forwarded    a broker vouched for a publication to the subscriber `peer`
     accepted     a subscriber accepted it; `peer` names the brokers that voted for it
-    sent         `number` messages of the type `message` and `bytes` bytes went to `peer` since the
-                 last such row: everything that a node says, whatever it is about
+    sent         `number` messages of the type `message` with `bytes` bytes in all went to `peer`
+                 since the last such row; counts every message of a node
 
-Roles are names that a system gives its nodes. Nodes of one machine share its monotonic clock; a
-simulated run has virtual time.
+Each system names the roles of its nodes. Times of real processes are of the monotonic clock, which
+all processes of one machine share; a simulated run has virtual time.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ COLUMNS = {
     "lane": "int8",
     "number": "int64",
     "peer": "string",
-    # The run that a row belongs to, as its header has it.
+    # The run, as in the header.
     "run": "string",
     # The sender's place in a chain, from 1; 0 where there is none.
     "place": "int8",
-    # By how many messages, one after another, a publication came; 0 where a system does not say.
+    # The number of messages on the path of a publication; 0 where a system does not say.
     "hops": "int16",
-    # Whether an acceptance is owed to a history and not to the fast path.
+    # Whether a history and not the fast path led to the acceptance.
     "by_history": "bool",
-    # Of contents that were accepted, or of messages that were sent, without their sealing.
+    # Size of the accepted contents, or of the sent messages without headers and MACs of packets.
     "bytes": "int64",
     "message": "string",
 }
 
-#: Counts up when a reader of older traces would be wrong about newer ones.
+#: Incremented when readers of older traces would misread newer ones.
 FORMAT = 3
 HEADER = "trace.json"
 
@@ -60,7 +60,7 @@ Parameter = bool | int | float | str
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """A subscriber that was to get everything published on a channel from a time on."""
+    """A subscriber that must get everything published on a channel from a time on."""
 
     node: str
     channel: str
@@ -79,45 +79,45 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     #: The system that ran, by name.
     system: str
-    #: Its parameters, the most important first. Runs that agree in them are of one scenario.
+    #: Its parameters, the most important first. Runs with equal parameters are one scenario.
     parameters: dict[str, Parameter] = {}
-    #: Parameters that a seed drew. Runs that differ in these alone are of one scenario.
+    #: Parameters that a seed drew, in which runs of one scenario may differ.
     drawn: dict[str, Parameter] = {}
     fault: str = ""
     #: Of the simulator.
     seed: int | None = None
-    #: Whose publications count; a liar's do not.
+    #: Publishers whose publications count; those of faulty publishers do not.
     publishers: tuple[str, ...] = ()
-    #: Deliveries that were owed.
+    #: Subscribers to whom deliveries are owed.
     listening: tuple[Listening, ...] = ()
     #: Nodes that misbehaved or were killed.
     faulty: tuple[str, ...] = ()
-    #: What is to be measured, after the warm-up; 0 to 0 until the run has ended.
+    #: The measured interval, after the warm-up; 0 to 0 until the run has ended.
     from_ns: int = 0
     upto_ns: int = 0
-    #: Events that the publishers who count posted.
+    #: Events posted by `publishers`.
     events: int = 0
 
 
-class _Stamp(msgspec.Struct):
-    """What a header of any format has."""
+class _AnyHeader(msgspec.Struct):
+    """The field that a header of any format has."""
 
     format: int
 
 
 def write_header(directory: Path, header: Header) -> None:
-    """Put the header in place, or another in place of it."""
+    """Write or replace the header of a trace."""
     text = msgspec.json.format(msgspec.json.encode(header), indent=2)
     with replacing(directory / HEADER) as draft:
         draft.write_bytes(text + b"\n")
 
 
 def read_header(directory: Path) -> Header:
-    """The header of a trace; a sentence if there is none to be had."""
+    """The header of a trace."""
     path = directory / HEADER
     try:
         text = path.read_bytes()
-        written = msgspec.json.decode(text, type=_Stamp).format
+        written = msgspec.json.decode(text, type=_AnyHeader).format
         header = msgspec.json.decode(text, type=Header) if written == FORMAT else None
     except FileNotFoundError:
         raise UsageError(
@@ -134,7 +134,7 @@ def read_header(directory: Path) -> Header:
 
 
 def run_of(directory: Path) -> str:
-    """The run that is being traced into a directory; nameless if it has no header."""
+    """The name of the run in a directory; empty if it has no header."""
     try:
         return read_header(directory).run
     except UsageError:
@@ -142,7 +142,7 @@ def run_of(directory: Path) -> str:
 
 
 def place_for(directory: Path) -> Path:
-    """Where the next trace goes: here if nothing is here yet, else into a folder beside it."""
+    """The directory for the next trace: this one if it is empty, else a new one in it."""
     place, turn = directory, 1
     while (place / HEADER).exists() or any(place.glob("*.parquet")):
         turn += 1
