@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES, Rule
 from quorumcast.broadcast.application import Deliver
-from quorumcast.broadcast.boxes import Value
+from quorumcast.broadcast.vote_ranges import Value
 from quorumcast.core.ids import Digest, NodeId, Stream, split_digests
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Drop, DropReason, Effect, Suspect, Suspicion

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.support.cells import digest
 
-from quorumcast.broadcast.ledger import Ledger
-from quorumcast.broadcast.quota import Quota
+from quorumcast.broadcast.ledger import Ledger, Quota
 from quorumcast.core.limits import Limits
 
 LIMITS = Limits(retained_publications=6, retained_bytes=60)

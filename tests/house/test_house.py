@@ -162,7 +162,7 @@ BAD = [
     ("sans-io", "quorumcast.crypto.mac", DOC + "import pathlib\n"),
     ("order", "quorumcast.core.ids", DOC + "import quorumcast.crypto.mac\n"),
     ("order", "quorumcast.cell.serving.broker", DOC + "from quorumcast import cli\n"),
-    ("order", "quorumcast.broadcast.outlet", DOC + "from quorumcast.ordering import offers\n"),
+    ("order", "quorumcast.broadcast.sender", DOC + "from quorumcast.ordering import offers\n"),
     ("sans-io", "quorumcast.ordering.leader_change", DOC + "import time\n"),
     ("order", "quorumcast.sim.cell.world", DOC + "from quorumcast.runtime import node\n"),
     ("order", "quorumcast.runtime.node", DOC + "from quorumcast.sim.cell.world import World\n"),

@@ -17,7 +17,7 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.ordering import state as states
 from quorumcast.ordering.execution import STREAMS_OF_A_SEAT, AckTargets
 from quorumcast.ordering.messages import Batch, Offer
-from quorumcast.ordering.outlet import ResumedOut
+from quorumcast.ordering.offer_sender import ResumedSender
 from quorumcast.ordering.state import LINES_KEPT, STREAMS_KEPT, State, chained, extent_root
 
 BROKERS = (B1, B2, B3, B4)
@@ -192,11 +192,11 @@ def test_voices_of_one_seat_are_bounded() -> None:
     assert len(voices) == STREAMS_OF_A_SEAT + 1
 
 
-# ----------------------------------------------------------------- outlet
+# ----------------------------------------------------------------- sender
 
 
-def outlet(policy: Policy = TOTAL) -> ResumedOut:
-    made = ResumedOut(RESUMED, Cell(policy).view(ALICE), policy)
+def sender(policy: Policy = TOTAL) -> ResumedSender:
+    made = ResumedSender(RESUMED, Cell(policy).view(ALICE), policy)
     for broker in BROKERS:
         assert made.connected(broker) == [Send((broker,), Open(RESUMED, 1, 1))]
     return made
@@ -219,8 +219,8 @@ def offered(effects: list[Effect]) -> list[tuple[int, tuple[NodeId, ...]]]:
     return [(s.message.first, s.to) for s in sent(effects) if isinstance(s.message, Offer)]
 
 
-def test_outlet_what_was_ordered_is_not_sent_again() -> None:
-    made = outlet()
+def test_sender_what_was_ordered_is_not_sent_again() -> None:
+    made = sender()
     for broker in (B1, B2, B3):
         made.on_ack(broker, word(b"a", b"b"))
     made.on_ack(B4, word())
@@ -228,17 +228,17 @@ def test_outlet_what_was_ordered_is_not_sent_again() -> None:
     assert sends == [[], [], [(3, BROKERS)]]
 
 
-def test_outlet_what_every_broker_has_ordered_is_not_sent_again() -> None:
+def test_sender_what_every_broker_has_ordered_is_not_sent_again() -> None:
     """It is forgotten as soon as it is submitted, and must be passed over before that."""
-    made = outlet()
+    made = sender()
     for broker in BROKERS:
         made.on_ack(broker, word(b"a", b"b"))
     sends = [offered(made.submit((body,))[1]) for body in (b"a", b"b", b"c")]
     assert sends == [[], [], [(3, BROKERS)]]
 
 
-def test_outlet_sends_nothing_before_n_minus_f_brokers_have_answered() -> None:
-    made = outlet()
+def test_sender_sends_nothing_before_n_minus_f_brokers_have_answered() -> None:
+    made = sender()
     for body in (b"a", b"b"):
         assert made.submit((body,))[1] == []
     assert made.on_ack(B4, word()) == made.on_ack(B1, word(b"a")) == []
@@ -246,10 +246,10 @@ def test_outlet_sends_nothing_before_n_minus_f_brokers_have_answered() -> None:
     assert offered(made.on_ack(B3, word(b"a"))) == [(2, (B3,))]
 
 
-def test_outlet_other_contents_reach_not_even_a_broker_that_hides_what_was_ordered() -> None:
+def test_sender_other_contents_reach_not_even_a_broker_that_hides_what_was_ordered() -> None:
     """Otherwise it could have the next number ordered behind contents that are not ours."""
     for early in (True, False):
-        made = outlet()
+        made = sender()
         contents = (b"A", b"b", b"c")
         effects = [e for body in contents[: 2 * early] for e in made.submit((body,))[1]]
         effects += made.on_ack(B4, word())
@@ -260,16 +260,16 @@ def test_outlet_other_contents_reach_not_even_a_broker_that_hides_what_was_order
         assert said(effects)[-1] == Contradicted(RESUMED, 1)
 
 
-def test_outlet_what_was_ordered_is_acknowledged_when_it_is_submitted() -> None:
-    made = outlet()
+def test_sender_what_was_ordered_is_acknowledged_when_it_is_submitted() -> None:
+    made = sender()
     assert said(made.on_ack(B1, word(b"a", b"b")) + made.on_ack(B2, word(b"a", b"b"))) == []
     assert said(made.submit((b"a",))[1]) == [Acknowledged(RESUMED, 1)]
     assert said(made.submit((b"b",))[1]) == [Acknowledged(RESUMED, 2)]
     assert made.conclude() == [Concluded(RESUMED)]
 
 
-def test_outlet_is_concluded_by_as_many_brokers_as_are_believed() -> None:
-    made = outlet()
+def test_sender_is_concluded_by_as_many_brokers_as_are_believed() -> None:
+    made = sender()
     made.submit((b"a",))
     assert made.conclude() == []
     assert said(made.on_ack(B1, word(b"a"))) == []
@@ -277,38 +277,38 @@ def test_outlet_is_concluded_by_as_many_brokers_as_are_believed() -> None:
     assert said(made.on_ack(B4, word(b"a"))) == []
 
 
-def test_outlet_where_brokers_only_crash_one_is_believed() -> None:
-    made = outlet(TOTAL_CRASH)
+def test_sender_where_brokers_only_crash_one_is_believed() -> None:
+    made = sender(TOTAL_CRASH)
     made.submit((b"a",))
     made.conclude()
     assert said(made.on_ack(B1, word(b"a"))) == [Acknowledged(RESUMED, 1), Concluded(RESUMED)]
 
 
-def test_outlet_of_nothing_is_concluded_if_nothing_was_ordered() -> None:
-    made = outlet()
+def test_sender_of_nothing_is_concluded_if_nothing_was_ordered() -> None:
+    made = sender()
     made.on_ack(B1, word())
     made.on_ack(B2, word())
     assert made.conclude() == [Concluded(RESUMED)]
 
 
-def test_outlet_other_contents_are_contradicted_and_sent_to_nobody_who_says_so() -> None:
-    made = outlet()
+def test_sender_other_contents_are_contradicted_and_sent_to_nobody_who_says_so() -> None:
+    made = sender()
     made.submit((b"A",))
     assert made.on_ack(B1, word(b"a")) == []
     assert made.on_ack(B2, word(b"a")) == [Contradicted(RESUMED, 1)]
     assert made.on_ack(B3, word(b"a")) == []
 
 
-def test_outlet_contradiction_is_found_where_the_brokers_word_ends() -> None:
-    made = outlet()
+def test_sender_contradiction_is_found_where_the_brokers_word_ends() -> None:
+    made = sender()
     for broker in BROKERS:
         made.on_ack(broker, word(b"a", b"b", b"c"))
     told = [said(made.submit((body,))[1]) for body in (b"a", b"B", b"c")]
     assert told[2] == [Acknowledged(RESUMED, 3), Contradicted(RESUMED, 3)]
 
 
-def test_outlet_one_broker_alone_neither_contradicts_nor_concludes() -> None:
-    made = outlet()
+def test_sender_one_broker_alone_neither_contradicts_nor_concludes() -> None:
+    made = sender()
     made.submit((b"a",))
     made.conclude()
     for lie in (word(b"x"), word(b"a", b"b"), OVER, Ack(RESUMED, 2**60, 2**61, chain=b"?")):
@@ -319,22 +319,22 @@ def test_outlet_one_broker_alone_neither_contradicts_nor_concludes() -> None:
     ]
 
 
-def test_outlet_fewer_publications_than_before_are_contradicted_at_the_end() -> None:
-    made = outlet()
+def test_sender_fewer_publications_than_before_are_contradicted_at_the_end() -> None:
+    made = sender()
     for broker in BROKERS:
         made.on_ack(broker, word(b"a", b"b"))
     made.submit((b"a",))
     assert made.conclude() == [Contradicted(RESUMED, 2)]
 
 
-def test_outlet_whose_line_has_begun_another_epoch_is_given_up() -> None:
-    made = outlet()
+def test_sender_whose_line_has_begun_another_epoch_is_given_up() -> None:
+    made = sender()
     assert made.on_ack(B1, OVER) == []
     assert made.on_ack(B2, OVER) == [Contradicted(RESUMED, 0)]
 
 
-def test_outlet_broker_that_was_late_is_compared_by_its_last_word() -> None:
-    made = outlet()
+def test_sender_broker_that_was_late_is_compared_by_its_last_word() -> None:
+    made = sender()
     for body in (b"a", b"b"):
         made.submit((body,))
     made.conclude()
@@ -349,8 +349,8 @@ def test_outlet_broker_that_was_late_is_compared_by_its_last_word() -> None:
     ]
 
 
-def test_outlet_forgets_chains_with_their_runs() -> None:
-    made = outlet()
+def test_sender_forgets_chains_with_their_runs() -> None:
+    made = sender()
     bodies: list[bytes] = []
     for number in range(20):
         bodies.append(b"%d" % number)

@@ -1,7 +1,7 @@
 """How a publication travels: one module per protocol, each a machine without input or output.
 
 Broker side: `authenticated` (also carries the direct rows of the policy table), `bracha`, `chain`,
-`history`. Publisher side: `outlet`, `chain_outlet`. Subscriber side: `acceptance`. All of them
+`history`. Publisher side: `sender`, `chain_sender`. Subscriber side: `acceptance`. All of them
 speak of *runs* and none of them knows who subscribes; `quorumcast.cell` composes them by channel
 policy.
 """

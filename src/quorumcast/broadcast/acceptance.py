@@ -6,12 +6,12 @@ which overrules nothing: it can only name what votes could have decided too. Con
 whichever broker sends them first with the right hash; a decided number whose body does not come is
 pulled from a broker that voted for it.
 
-Votes are counted per box of consecutive numbers (`boxes`), normally a run. The plain twin in
-`tests/broadcast/plain_acceptance.py` counts per number; the two must never differ.
+Votes are counted per range of consecutive numbers (`vote_ranges`), normally a run. The plain twin
+in `tests/broadcast/plain_acceptance.py` counts per number; the two must never differ.
 
 Thresholds: `core.quorum.accept_votes`; on a chain all of the last f+1 brokers of the chain, or 2f+1
 of those that chains are drawn from, by whatever chains it came to them.
-Source: Freeman §3 (algorithms 3, 6, 9). Ours: votes without bodies, pulls, boxes.
+Source: Freeman §3 (algorithms 3, 6, 9). Ours: votes without bodies, pulls, ranges.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from quorumcast.broadcast.application import Deliver
-from quorumcast.broadcast.boxes import Box, Boxes, Value, part_of
 from quorumcast.broadcast.chain import last_of_chain
+from quorumcast.broadcast.vote_ranges import Value, VoteRange, VoteRanges, part_of
 from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, NodeId, Stream, split_digests
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Drop, DropReason, Effect, Suspect, Suspicion
@@ -81,10 +81,10 @@ class Acceptor:
 
     __slots__ = (
         "_accepted",
-        "_boxes",
         "_hash",
         "_keep",
         "_pending_bytes",
+        "_ranges",
         "_rule",
         "_split_by",
         "_window",
@@ -115,8 +115,8 @@ class Acceptor:
         self._window = limits.vote_window
         self._keep = limits.segment * limits.kept_segments
         #: What was said of the numbers in [next, next + window), and what histories name beyond.
-        self._boxes = Boxes()
-        #: Bytes of bodies in the boxes.
+        self._ranges = VoteRanges()
+        #: Bytes of bodies in the ranges.
         self._pending_bytes = 0
         #: Digests delivered lately: to recognise dissent, and for receipts.
         # Ordered: finding the oldest key of a dict that loses its front all the time takes a walk.
@@ -138,50 +138,50 @@ class Acceptor:
     @property
     def stuck(self) -> bool:
         """Whether something beyond `next` is known but its turn does not come."""
-        return bool(self._boxes)
+        return bool(self._ranges)
 
     @property
     def complete(self) -> bool:
         """Whether the next number is decided and its body is there."""
-        box = self._boxes.get(self.next)
-        return box is not None and box.decided is not None and box.decided in box.bodies
+        span = self._ranges.get(self.next)
+        return span is not None and span.decided is not None and span.decided in span.bodies
 
     @property
     def crowded(self) -> bool:
         """Whether so much waits for its turn that histories should wait, too."""
-        return self._boxes.top - self.next >= self._window
+        return self._ranges.top - self.next >= self._window
 
     def lacking(self, limit: int) -> list[int]:
         """Decided numbers, from the next one on, whose bodies are lacking."""
         found: list[int] = []
         number = self.next
-        while number < self.next + limit and (box := self._boxes.get(number)) is not None:
-            if box.decided is None:
+        while number < self.next + limit and (span := self._ranges.get(number)) is not None:
+            if span.decided is None:
                 break
-            number += box.count
-            if box.decided not in box.bodies:
-                found.extend(range(box.first, number))
+            number += span.count
+            if span.decided not in span.bodies:
+                found.extend(range(span.first, number))
         return found[:limit]
 
     def voters(self, number: int) -> list[NodeId]:
         """Brokers that voted for what a lacking number was decided to be."""
-        box = self._boxes.get(number)
-        if box is None or box.decided is None:
+        span = self._ranges.get(number)
+        if span is None or span.decided is None:
             return []
-        return [broker for broker, v in box.tally.votes().items() if v[0] == box.decided]
+        return [broker for broker, v in span.tally.votes().items() if v[0] == span.decided]
 
     def voted(self, broker: NodeId | None, number: int) -> bool:
         """Whether a broker has voted on a lacking number, for whatever contents."""
-        box = self._boxes.get(number)
-        return box is not None and broker in box.tally.votes()
+        span = self._ranges.get(number)
+        return span is not None and broker in span.tally.votes()
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        boxes = self._boxes.all()
+        ranges = self._ranges.all()
         return {
-            "tallies": sum(box.count for box in boxes),
-            "decided": sum(box.count for box in boxes if box.decided is not None),
-            "bodies": sum(box.count for box in boxes if box.bodies),
+            "tallies": sum(span.count for span in ranges),
+            "decided": sum(span.count for span in ranges if span.decided is not None),
+            "bodies": sum(span.count for span in ranges if span.bodies),
             "pending_bytes": self._pending_bytes,
             "accepted": len(self._accepted),
         }
@@ -194,12 +194,12 @@ class Acceptor:
         """
         self._rule = rule
         self.last_vote = {b: self.last_vote.get(b, self.next - 1) for b in brokers}
-        for box in self._boxes.all():
-            box.tally.retain(brokers)
-            if box.decided is None:
+        for span in self._ranges.all():
+            span.tally.retain(brokers)
+            if span.decided is None:
                 # With a broker less, what is there may be enough.
-                won = [value for value in box.tally.values() if rule(box.tally, value)]
-                box.decided = won[0][0] if won else None
+                won = [value for value in span.tally.values() if rule(span.tally, value)]
+                span.decided = won[0][0] if won else None
 
     # --------------------------------------------------------------- votes
 
@@ -230,15 +230,15 @@ class Acceptor:
             count -= late
         if not count:
             return effects
-        box = self._boxes.get(first)
-        if box is None and first > self._boxes.top:
-            box = self._boxes.add(Box(first, count))
-        if box is not None and box.count == count:
-            return effects + self._vote_in_box(broker, box, digests, bodies, order)
-        for box in self._boxes.region(first, count, create=True):
-            part = part_of(box, first, digests)
-            here = slice(box.first - first, box.first - first + box.count)
-            effects += self._vote_in_box(broker, box, part, bodies[here], order)
+        span = self._ranges.get(first)
+        if span is None and first > self._ranges.top:
+            span = self._ranges.add(VoteRange(first, count))
+        if span is not None and span.count == count:
+            return effects + self._vote_in_range(broker, span, digests, bodies, order)
+        for span in self._ranges.region(first, count, create=True):
+            part = part_of(span, first, digests)
+            here = slice(span.first - first, span.first - first + span.count)
+            effects += self._vote_in_range(broker, span, part, bodies[here], order)
         return effects
 
     def _on_late_vote(self, broker: NodeId, first: int, digests: bytes) -> list[Effect]:
@@ -250,23 +250,23 @@ class Acceptor:
             if self._accepted.get(number, digest) != digest
         ]
 
-    def _vote_in_box(
+    def _vote_in_range(
         self,
         broker: NodeId,
-        box: Box,
+        span: VoteRange,
         digests: bytes,
         bodies: tuple[bytes, ...],
         order: tuple[NodeId, ...],
     ) -> list[Effect]:
         value = (digests, order)
-        tally = box.tally
+        tally = span.tally
         effects: list[Effect] = []
-        if not tally.count(value) and (cuts := box.disputed(digests)):
-            start = box.first
-            for part in self._boxes.cut(box, cuts):
+        if not tally.count(value) and (cuts := span.disputed(digests)):
+            start = span.first
+            for part in self._ranges.split(span, cuts):
                 here = slice(part.first - start, part.first - start + part.count)
-                word = part_of(part, start, digests)
-                effects += self._vote_in_box(broker, part, word, bodies[here], order)
+                vote = part_of(part, start, digests)
+                effects += self._vote_in_range(broker, part, vote, bodies[here], order)
             return effects
         ballot = tally.vote(broker, value)
         if ballot is Ballot.CONFLICTING:
@@ -275,25 +275,25 @@ class Acceptor:
                 effects = [
                     # A history may have corrected it.
                     self._suspect(broker, Suspicion.EQUIVOCATION, number)
-                    for number in range(box.first, box.first + box.count)
+                    for number in range(span.first, span.first + span.count)
                 ]
             else:
                 # The same contents by another chain: the publisher has re-selected.
                 tally.revote(broker, value)
-        if ballot is not Ballot.REPEATED and box.decided is None and self._rule(tally, value):
-            box.decided = digests
-        return effects + self._keep_bodies(broker, box, digests, bodies) if bodies else effects
+        if ballot is not Ballot.REPEATED and span.decided is None and self._rule(tally, value):
+            span.decided = digests
+        return effects + self._keep_bodies(broker, span, digests, bodies) if bodies else effects
 
     def settle(self, first: int, digests: bytes) -> list[int]:
         """A history names these digests; returns the numbers that votes had not decided."""
         missed: list[int] = []
         late = max(0, self.next - first)
         first, digests = first + late, digests[late * DIGEST_SIZE :]
-        for box in self._boxes.region(first, len(digests) // DIGEST_SIZE, create=True):
-            if box.decided is not None:
+        for span in self._ranges.region(first, len(digests) // DIGEST_SIZE, create=True):
+            if span.decided is not None:
                 continue
-            missed.extend(range(box.first, box.first + box.count))
-            for part in self._boxes.cut(box, box.disputed(part_of(box, first, digests))):
+            missed.extend(range(span.first, span.first + span.count))
+            for part in self._ranges.split(span, span.disputed(part_of(span, first, digests))):
                 part.decided = part_of(part, first, digests)
                 part.by_history = True
         return missed
@@ -309,8 +309,8 @@ class Acceptor:
             return [Drop(DropReason.BAD_RUN, broker)]
         late = max(0, self.next - first)
         effects: list[Effect] = []
-        for box in self._boxes.region(first + late, max(0, count - late), create=False):
-            for part in self._boxes.cut(box, box.disputed(part_of(box, first, digests))):
+        for span in self._ranges.region(first + late, max(0, count - late), create=False):
+            for part in self._ranges.split(span, span.disputed(part_of(span, first, digests))):
                 here = slice(part.first - first, part.first - first + part.count)
                 effects += self._keep_bodies(
                     broker, part, part_of(part, first, digests), bodies[here]
@@ -318,31 +318,31 @@ class Acceptor:
         return effects
 
     def _keep_bodies(
-        self, broker: NodeId, box: Box, digests: bytes, bodies: tuple[bytes, ...]
+        self, broker: NodeId, span: VoteRange, digests: bytes, bodies: tuple[bytes, ...]
     ) -> list[Effect]:
-        if digests in box.bodies or not self._of_use(broker, box, digests):
+        if digests in span.bodies or not self._of_use(broker, span, digests):
             return []
         size = sum(map(len, bodies))
-        if self._pending_bytes + size > MAX_PENDING_BYTES and box.first != self.next:
+        if self._pending_bytes + size > MAX_PENDING_BYTES and span.first != self.next:
             return [Drop(DropReason.OVER_LIMIT, broker)]
         for place, (digest, body) in enumerate(zip(split_digests(digests), bodies, strict=True)):
             if not self._genuine(body, digest):
                 return [
                     Drop(DropReason.BAD_BODY, broker),
-                    Suspect(broker, Suspicion.BAD_BODY, self.stream, box.first + place),
+                    Suspect(broker, Suspicion.BAD_BODY, self.stream, span.first + place),
                 ]
-        box.bodies[digests] = bodies
+        span.bodies[digests] = bodies
         self._pending_bytes += size
         return []
 
-    def _of_use(self, broker: NodeId, box: Box, digests: bytes) -> bool:
+    def _of_use(self, broker: NodeId, span: VoteRange, digests: bytes) -> bool:
         """Contents of what was decided, or else of what this broker voted for.
 
         Any other contents could be sent without end, each with its right hash.
         """
-        if box.decided is not None:
-            return box.decided == digests
-        value = box.tally.vote_of(broker)
+        if span.decided is not None:
+            return span.decided == digests
+        value = span.tally.vote_of(broker)
         return value is not None and value[0] == digests
 
     def _genuine(self, body: bytes, digest: Digest) -> bool:
@@ -353,32 +353,32 @@ class Acceptor:
     def deliver(self, awaited: tuple[NodeId, ...] = ()) -> list[Effect]:
         """Hand out whatever is decided, complete and due, and has the votes of those awaited."""
         effects: list[Effect] = []
-        while (box := self._boxes.get(self.next)) is not None:
-            bodies = None if box.decided is None else box.bodies.get(box.decided)
-            if bodies is None or (awaited and not box.tally.votes().keys() >= set(awaited)):
+        while (span := self._ranges.get(self.next)) is not None:
+            bodies = None if span.decided is None else span.bodies.get(span.decided)
+            if bodies is None or (awaited and not span.tally.votes().keys() >= set(awaited)):
                 break
-            effects += self._deliver(box, bodies)
+            effects += self._deliver(span, bodies)
         return effects
 
-    def _deliver(self, box: Box, bodies: tuple[bytes, ...]) -> list[Effect]:
-        digests = box.decided or b""
-        self._boxes.remove(box)
-        self._pending_bytes -= box.size
-        cast = box.tally.votes()
+    def _deliver(self, span: VoteRange, bodies: tuple[bytes, ...]) -> list[Effect]:
+        digests = span.decided or b""
+        self._ranges.remove(span)
+        self._pending_bytes -= span.size
+        cast = span.tally.votes()
         votes = tuple([broker for broker, value in cast.items() if value[0] == digests])
         dissent: tuple[NodeId, ...] = ()
         if len(votes) != len(cast):
             dissent = tuple([broker for broker, value in cast.items() if value[0] != digests])
         effects: list[Effect] = []
         for number, (digest, body) in enumerate(
-            zip(split_digests(digests), bodies, strict=True), box.first
+            zip(split_digests(digests), bodies, strict=True), span.first
         ):
             self._accepted[number] = digest
             effects.append(
-                Deliver(self.stream, number, digest, body, votes, dissent, box.by_history)
+                Deliver(self.stream, number, digest, body, votes, dissent, span.by_history)
             )
             effects += [self._suspect(broker, Suspicion.DISSENT, number) for broker in dissent]
-        self.next = box.first + box.count
+        self.next = span.first + span.count
         while len(self._accepted) > self._keep:
             self._accepted.popitem(last=False)
         return effects
@@ -392,9 +392,9 @@ class Acceptor:
         """Give up on what nobody holds any longer."""
         if number <= self.next:
             return
-        self._boxes.cut_at(number)
+        self._ranges.split_at(number)
         # By what is held and not by number: a lying publisher may leave out any number of them.
-        for box in [b for b in self._boxes.all() if b.first < number]:
-            self._boxes.remove(box)
-            self._pending_bytes -= box.size
+        for span in [b for b in self._ranges.all() if b.first < number]:
+            self._ranges.remove(span)
+            self._pending_bytes -= span.size
         self.next = self.start = number

@@ -14,8 +14,7 @@ and a subscriber takes the bodies from one broker and digests from the others.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.contract import Vouch, check_run, dropped, publisher_of
-from quorumcast.broadcast.forwarding import Forwarder
+from quorumcast.broadcast.contract import Forwarder, Vouch, check_run, dropped, publisher_of
 from quorumcast.broadcast.ledger import AppendResult
 from quorumcast.broadcast.messages import Publish
 from quorumcast.core.ids import Digest, Millis

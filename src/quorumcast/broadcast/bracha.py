@@ -36,10 +36,9 @@ from quorumcast.broadcast.contract import (
     dropped,
     publisher_of,
 )
-from quorumcast.broadcast.instance import Instance
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Contents, Echo, Open, Publish, Pull, Ready
-from quorumcast.broadcast.outlet import RUNS_UNDER_WAY
+from quorumcast.broadcast.sender import RUNS_UNDER_WAY
 from quorumcast.core.ids import Digest, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES, MAX_RUN
 from quorumcast.core.machine import (
@@ -55,7 +54,7 @@ from quorumcast.core.machine import (
     Timer,
     TimerFired,
 )
-from quorumcast.core.tally import Ballot
+from quorumcast.core.tally import Ballot, Tally
 from quorumcast.crypto.digest import root
 
 RETRY_MS = 150
@@ -69,6 +68,28 @@ class BrachaRetry(Timer, frozen=True, tag=True):
     """Some run of this stream is not delivered yet: say again what we said of it."""
 
     stream: Stream
+
+
+class Instance:
+    """One run on its way: who echoed what, who is ready for what, and the contents seen."""
+
+    __slots__ = ("contents", "echoed", "echoes", "pulled", "readies", "ready", "since", "waited")
+
+    def __init__(self, since: Millis) -> None:
+        #: When it was first heard of.
+        self.since = since
+        self.echoes: Tally[bytes] = Tally()
+        self.readies: Tally[bytes] = Tally()
+        #: What we echoed; set once (algorithm 5, line 8).
+        self.echoed: bytes | None = None
+        #: What we are ready for; set once (algorithm 5, lines 16 and 24).
+        self.ready: bytes | None = None
+        #: Contents by run digest: the publisher's first, or what was pulled for `ready`.
+        self.contents: dict[bytes, tuple[list[Digest], tuple[bytes, ...]]] = {}
+        #: How often the contents were asked for.
+        self.pulled = 0
+        #: Whether a whole retry interval has passed since it began.
+        self.waited = False
 
 
 class Bracha(Carrier):

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quorumcast.broadcast.contract import CarrierContext, Vouch, check_run, dropped
-from quorumcast.broadcast.forwarding import Forwarder
+from quorumcast.broadcast.contract import CarrierContext, Forwarder, Vouch, check_run, dropped
 from quorumcast.broadcast.messages import ChainRun, Voucher
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_VOUCHERS

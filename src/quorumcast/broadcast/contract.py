@@ -14,7 +14,7 @@ from operator import eq
 import msgspec
 
 from quorumcast.broadcast.ledger import Ledger
-from quorumcast.broadcast.messages import Contents, Pull, Voucher
+from quorumcast.broadcast.messages import Contents, Open, Pull, Voucher
 from quorumcast.core.ids import (
     DIGEST_SIZE,
     Channel,
@@ -210,3 +210,57 @@ def answer_pull(ledger: Ledger, event: Receive, pull: Pull) -> list[Effect]:
         return dropped(event, DropReason.NOT_HELD)
     answer = Contents(pull.stream, held.first, held.digests)
     return [Send((event.sender,), answer, held.bodies)]
+
+
+class Forwarder(Carrier):
+    """The broker side of a fast protocol, which forwards each number once, with one digest.
+
+    What it forwards is final at once, it settles nothing among brokers (histories do), and it takes
+    as much beyond what it holds as the window allows. A protocol adds how it takes runs.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, stream: Stream, around: CarrierContext) -> None:
+        super().__init__(stream, around)
+        #: Every number below ledger.next was forwarded, with exactly one digest.
+        self.ledger = Ledger(around.policy.limits)
+
+    @property
+    def credit(self) -> int:
+        return self.upto + self._policy.limits.window
+
+    def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
+        match event:
+            case Receive(message=Open(base=base, fresh=fresh)):
+                if not publisher_of(self.stream, event.sender):
+                    return dropped(event, DropReason.WRONG_SENDER)
+                self.ledger.join(base, fresh, trusted=self._policy.trusts_publishers)
+                return []
+            case Receive(message=Pull() as message):
+                return answer_pull(self.ledger, event, message)
+            case Receive():
+                return dropped(event, DropReason.UNEXPECTED)
+            case _:
+                return []
+
+    def _crowded(self, first: int, bodies: Bodies) -> bool:
+        """Whether so much waits for histories that a new run has to wait as well."""
+        is_new = first + len(bodies) > self.ledger.next
+        return is_new and self.ledger.quota.refuses(len(bodies), sum(map(len, bodies)))
+
+    def begin_at(self, number: int, history: int = 1) -> None:
+        self.ledger.begin_at(number)
+
+    def resume(self, number: int) -> None:
+        self.ledger.skip_to(number)
+
+    def recover(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
+        if first == self.ledger.next:
+            self.ledger.extend(digests, bodies)
+            return True
+        at_base = first + len(digests) == self.ledger.base
+        return at_base and self.ledger.prepend(digests, bodies)
+
+    def sizes(self) -> dict[str, int]:
+        return {"ledger": len(self.ledger)}

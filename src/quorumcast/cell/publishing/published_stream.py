@@ -1,6 +1,6 @@
 """A line of a publisher: what it keeps for one stream.
 
-Two outlets at most: one for the publications and, where the policy has a history, another for the
+Two senders at most: one for the publications and, where the policy has a history, another for the
 histories. The line cuts what is submitted into runs and says when a history is due.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 
 from quorumcast.broadcast.application import Acknowledged
-from quorumcast.broadcast.chain_outlet import ChainOut
+from quorumcast.broadcast.chain_sender import ChainSender
 from quorumcast.broadcast.messages import Ack
-from quorumcast.broadcast.outlet import FanOut, HistoryOut
+from quorumcast.broadcast.sender import FanOutSender, HistorySender
 from quorumcast.broadcast.signed_history import history_body
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, holder
 from quorumcast.core.limits import MAX_RUN
@@ -19,7 +19,7 @@ from quorumcast.core.machine import Drop, DropReason, Effect, SetTimer, Timer
 from quorumcast.core.statements import HistoryStatement, canonical
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.view import View
-from quorumcast.ordering.outlet import OfferOut, ResumedOut
+from quorumcast.ordering.offer_sender import OfferSender, ResumedSender
 
 RETRANSMIT_MS = 250
 #: After this much idleness the tail gets a history of its own.
@@ -79,18 +79,18 @@ class PublishedStream:
             self.stream = Stream(entry.name, holder(view.me), incarnation)
         self._keyring = view.keyring
         policy = self._policy = entry.policy
-        history: HistoryOut | None = None
+        history: HistorySender | None = None
         if policy.has_history:
-            history = HistoryOut(self.stream.history, view, policy)
+            history = HistorySender(self.stream.history, view, policy)
         self.history = history
-        self.data: FanOut
+        self.data: FanOutSender
         if policy.chained:
-            self.data = ChainOut(self.stream, view, policy, history)
+            self.data = ChainSender(self.stream, view, policy, history)
         elif policy.total:
-            kind = OfferOut if self.stream.line is None else ResumedOut
+            kind = OfferSender if self.stream.line is None else ResumedSender
             self.data = kind(self.stream, view, policy)
         else:
-            self.data = FanOut(self.stream, view, policy, history)
+            self.data = FanOutSender(self.stream, view, policy, history)
         #: The latest life that each broker knows, of those that know a later one than this.
         self.outlived: dict[NodeId, int] = {}
         #: Publications between histories, right now.
@@ -121,7 +121,7 @@ class PublishedStream:
         self.tail_set = False
 
     @property
-    def outlets(self) -> tuple[FanOut, ...]:
+    def senders(self) -> tuple[FanOutSender, ...]:
         """The lanes of this line."""
         return (self.data,) if self.history is None else (self.data, self.history)
 
@@ -135,7 +135,7 @@ class PublishedStream:
 
     def connected(self, peer: NodeId) -> list[Effect]:
         """Introduce the stream to a broker."""
-        return [effect for outlet in self.outlets for effect in outlet.connected(peer)]
+        return [effect for sender in self.senders for effect in sender.connected(peer)]
 
     def submit(self, bodies: tuple[bytes, ...], now: Millis) -> list[Effect]:
         """Cut what the application publishes into runs and send them."""
@@ -240,7 +240,7 @@ class PublishedStream:
     def timers(self) -> list[Effect]:
         """Keep the timers going as long as there is something to wait for."""
         effects: list[Effect] = []
-        if not self.retransmitting and any(outlet.unfinished for outlet in self.outlets):
+        if not self.retransmitting and any(sender.unfinished for sender in self.senders):
             self.retransmitting = True
             effects.append(SetTimer(Retransmit(self.stream), RETRANSMIT_MS))
         if self.history is not None and self._uncovered and not self.tail_set:

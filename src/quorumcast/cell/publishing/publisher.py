@@ -1,6 +1,6 @@
 """The publisher: numbers what the application publishes and sees it through to the brokers.
 
-A `PublishedStream` per channel, and a second one for urgent publications, each have an outlet and,
+A `PublishedStream` per channel, and a second one for urgent publications, each have a sender and,
 where the policy has a history, another for the histories. After every α publications, and for the
 tail after a moment of idleness, the publisher signs the digests since its last history and sends
 them through Bracha.
@@ -140,7 +140,7 @@ class Publisher:
 
     def _maybe_finish(self, line: PublishedStream) -> list[Effect]:
         """Leave the place on a channel to others, once everything has arrived."""
-        if not line.finishing or any(outlet.unfinished for outlet in line.outlets):
+        if not line.finishing or any(sender.unfinished for sender in line.senders):
             return []
         line.finishing, line.finished = False, True
         return self._leave(line.stream.channel)
@@ -155,16 +155,16 @@ class Publisher:
         """Refused: say nothing more on a channel until the application opens it again."""
         line.introduced = False
         for peer in self._up:
-            for outlet in line.outlets:
-                outlet.disconnected(peer)
+            for sender in line.senders:
+                sender.disconnected(peer)
         return [Send(tuple(self._up), Finish(line.stream.channel))]
 
     def sizes(self) -> dict[str, int]:
         return {
-            f"{line.stream}/{outlet.stream.lane.name.lower()}/{name}": size
+            f"{line.stream}/{sender.stream.lane.name.lower()}/{name}": size
             for line in self._lines.values()
-            for outlet in line.outlets
-            for name, size in outlet.sizes().items()
+            for sender in line.senders
+            for name, size in sender.sizes().items()
         }
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
@@ -220,8 +220,8 @@ class Publisher:
     def _on_disconnected(self, peer: NodeId) -> list[Effect]:
         if self._up.pop(peer, peer) is None:
             for line in self._lines.values():
-                for outlet in line.outlets:
-                    outlet.disconnected(peer)
+                for sender in line.senders:
+                    sender.disconnected(peer)
         return []
 
     def _on_submit(self, event: Submit, now: Millis) -> list[Effect]:
@@ -278,8 +278,8 @@ class Publisher:
             return []
         line.retransmitting = False
         effects: list[Effect] = []
-        for outlet in line.outlets:
-            effects += outlet.tick()
+        for sender in line.senders:
+            effects += sender.tick()
         return effects + line.timers()
 
     def _on_tail(self, stream: Stream, now: Millis) -> list[Effect]:

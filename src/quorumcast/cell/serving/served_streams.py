@@ -22,8 +22,7 @@ from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.contract import Carrier, CarrierContext
 from quorumcast.broadcast.history import History
-from quorumcast.broadcast.ledger import AGES, Ledger
-from quorumcast.broadcast.quota import Quota
+from quorumcast.broadcast.ledger import AGES, Ledger, Quota
 from quorumcast.broadcast.times import Search
 from quorumcast.cell.messages import Position
 from quorumcast.cell.naming import name_in_turn

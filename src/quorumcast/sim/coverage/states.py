@@ -32,17 +32,15 @@ ALL = ("*",)
 #: Modules, each with the role that runs it and patterns of the policies that use it.
 MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("broadcast/authenticated.py", "broker", ("direct*", "ab*")),
-    ("broadcast/forwarding.py", "broker", ("direct*", "ab*", "chain*")),
     ("broadcast/bracha.py", "broker", ("brb", *HISTORY)),
     ("broadcast/chain.py", "broker", ("chain*",)),
     ("broadcast/history.py", "broker", HISTORY),
     ("broadcast/signed_history.py", "broker", HISTORY),
     ("broadcast/contract.py", "broker", FIFO),
     ("broadcast/acceptance.py", "subscriber", ALL),
-    ("broadcast/chain_outlet.py", "publisher", ("chain*",)),
-    ("broadcast/outlet.py", "publisher", FIFO),
-    ("ordering/outlet.py", "publisher", TOTAL),
-    ("ordering/outlet.py", "publisher", TOTAL),
+    ("broadcast/chain_sender.py", "publisher", ("chain*",)),
+    ("broadcast/sender.py", "publisher", FIFO),
+    ("ordering/offer_sender.py", "publisher", TOTAL),
     ("ordering/*.py", "broker", TOTAL),
     ("cell/serving/broker.py", "broker", FIFO),
     ("cell/serving/admission.py", "broker", ALL),
@@ -124,9 +122,9 @@ def _named_in(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
                         yield f"takes {key.id}", MESSAGES.get(key.id, ALL)
             case ast.ClassDef(name=name, bases=[ast.Name(id="Timer")]):
                 yield f"timer {name}", TIMERS.get(name, ALL)
-            case ast.ClassDef(name=name, bases=[ast.Name(id="Record" | "LogRecord")]) if (
-                name != "LogRecord"
-            ):
+            case ast.ClassDef(name=name, bases=[ast.Name(id=base)]) if base.endswith(
+                "Record"
+            ) and not name.endswith("Record"):
                 yield f"persists {name}", ALL
                 yield f"restores {name}", ALL
             case ast.Call(func=ast.Name(id=name)) if name in EFFECTS:

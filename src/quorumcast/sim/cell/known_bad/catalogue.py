@@ -17,7 +17,7 @@ from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import AppendResult
 from quorumcast.broadcast.messages import Echo
-from quorumcast.broadcast.outlet import FanOut
+from quorumcast.broadcast.sender import FanOutSender
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.subscribing import receipts
 from quorumcast.cell.subscribing.archive import Archive
@@ -213,7 +213,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(
         "ack-quorum", "one broker's word is enough for an acknowledgement",
-        [Patch(FanOut, "_held_by_enough",
+        [Patch(FanOutSender, "_held_by_enough",
                lambda self: max(p.acked for p in self._progress.values()))],
         fifo_plan("ab", Corruption(B2, "lie-acks")), ("Acknowledged",),
     ),

@@ -1,14 +1,10 @@
-"""Outlets: the publisher side of the protocols, one per lane of a stream.
+"""The publisher side of the protocols: one sender per lane of a stream.
 
-An outlet numbers publications, keeps runs until enough brokers hold them, sends each broker what it
-has credit for, and repeats what got lost: a few runs at a time, and the next ones once the broker
-has acknowledged these. A broker that is only slow would else get everything again and again. Runs
-are never cut differently when they are repeated: Bracha's instances and the chain's MACs are about
-whole runs.
-
-`FanOut` sends every run to every broker (direct, authenticated, Bracha), `HistoryOut` histories;
-`chain_outlet` has the one that sends it to the head of a chain, and `ordering.outlet` the one for
-total order.
+A sender numbers publications, keeps runs until enough brokers hold them, sends each broker what it
+has credit for, and retransmits what got lost: a few runs at a time, and the next ones once the
+broker has acknowledged these, or a slow broker would get everything again and again. Runs are never
+cut differently when they are sent again: Bracha's instances and the chain's MACs are about whole
+runs. `chain_sender` has the sender for chains, `ordering.offer_sender` the one for total order.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ REMINDED = (1, 3)
 PATIENCE = 6
 
 
-class OutRun(msgspec.Struct, frozen=True):
+class PendingRun(msgspec.Struct, frozen=True):
     """A run that waits for acknowledgement."""
 
     first: int
@@ -83,7 +79,7 @@ class BrokerProgress:
         self.stalled = 0
 
 
-class FanOut:
+class FanOutSender:
     """Every run to every broker."""
 
     __slots__ = (
@@ -107,7 +103,7 @@ class FanOut:
         stream: Stream,
         view: View,
         policy: Policy,
-        histories: HistoryOut | None = None,
+        histories: HistorySender | None = None,
     ) -> None:
         self.stream = stream
         self._view = view
@@ -120,7 +116,7 @@ class FanOut:
         #: Runs that one broker may be sent before it has settled the first; 0: any number.
         self._most_flying = RUNS_UNDER_WAY if policy.whole_runs else 0
         #: Runs by first number, contiguous and in order; the newest ends at next-1.
-        self._runs: dict[int, OutRun] = {}
+        self._runs: dict[int, PendingRun] = {}
         #: Bytes of bodies in _runs.
         self._pending_bytes = 0
         self._progress = {broker: BrokerProgress() for broker in view.brokers}
@@ -228,7 +224,7 @@ class FanOut:
         digests = b"".join([hash_(body) for body in bodies])
         size = sum(map(len, bodies))
         seal = self._seal(self.next, digests)
-        run = OutRun(self.next, self.next + len(bodies) - 1, digests, bodies, size, seal)
+        run = PendingRun(self.next, self.next + len(bodies) - 1, digests, bodies, size, seal)
         self._runs[run.first] = run
         self._pending_bytes += size
         self.next = run.last + 1
@@ -236,14 +232,14 @@ class FanOut:
             self._forget()
         return digests, self._send_new(run)
 
-    def _send_new(self, run: OutRun) -> list[Effect]:
+    def _send_new(self, run: PendingRun) -> list[Effect]:
         ready = []
         for broker, progress in self._progress.items():
             if progress.connected and progress.sent == run.first and self._admit(progress, run):
                 ready.append(broker)
         return [Send(tuple(ready), self._message(run), run.bodies)] if ready else []
 
-    def _admit(self, progress: BrokerProgress, run: OutRun) -> bool:
+    def _admit(self, progress: BrokerProgress, run: PendingRun) -> bool:
         """Let a broker have a run, if it has credit for it and may have one more under way."""
         if run.last > progress.credit:
             return False
@@ -257,7 +253,7 @@ class FanOut:
     def _seal(self, first: int, digests: bytes) -> bytes:
         return b""
 
-    def _message(self, run: OutRun) -> Message:
+    def _message(self, run: PendingRun) -> Message:
         return Publish(self.stream, run.first, run.digests)
 
     def _pump(self, broker: NodeId, progress: BrokerProgress, burst: int) -> list[Effect]:
@@ -399,7 +395,7 @@ class FanOut:
         ]
 
 
-class HistoryOut(FanOut):
+class HistorySender(FanOutSender):
     """Every history to every broker, and where each begins: both lanes are introduced alike."""
 
     __slots__ = ("_begins",)

@@ -8,13 +8,13 @@ stand aside (BChain's idea): after a few changes those are the faulty ones.
 from __future__ import annotations
 
 from quorumcast.broadcast.messages import Ack, ChainRun, Voucher
-from quorumcast.broadcast.outlet import (
+from quorumcast.broadcast.sender import (
     REPEAT_BURST,
     REPEAT_BYTES,
     BrokerProgress,
-    FanOut,
-    HistoryOut,
-    OutRun,
+    FanOutSender,
+    HistorySender,
+    PendingRun,
 )
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Effect, Send, Suspect, Suspicion
@@ -23,7 +23,7 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.manifest.view import View
 
 
-class ChainOut(FanOut):
+class ChainSender(FanOutSender):
     """Every run to the head of a chain."""
 
     __slots__ = (
@@ -41,7 +41,7 @@ class ChainOut(FanOut):
         stream: Stream,
         view: View,
         policy: Policy,
-        histories: HistoryOut | None = None,
+        histories: HistorySender | None = None,
     ) -> None:
         super().__init__(stream, view, policy, histories)
         # The pool stays in all epochs (`manifest.successor`): nothing is chosen anew.
@@ -86,7 +86,7 @@ class ChainOut(FanOut):
     def unfinished(self) -> bool:
         return self._acknowledged < self.next - 1
 
-    def _send_new(self, run: OutRun) -> list[Effect]:
+    def _send_new(self, run: PendingRun) -> list[Effect]:
         head = self._progress[self._order[0]]
         if head.connected and head.sent == run.first and self._chain_credit() >= run.last:
             head.sent = run.last + 1
@@ -96,7 +96,7 @@ class ChainOut(FanOut):
     def _chain_credit(self) -> int:
         return min(self._progress[broker].credit for broker in self._order)
 
-    def _message(self, run: OutRun) -> Message:
+    def _message(self, run: PendingRun) -> Message:
         vouchers = tuple(
             Voucher(
                 self._view.me,

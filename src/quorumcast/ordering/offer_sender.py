@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quorumcast.broadcast.application import Concluded, Contradicted
 from quorumcast.broadcast.messages import Ack
-from quorumcast.broadcast.outlet import BrokerProgress, FanOut, OutRun
+from quorumcast.broadcast.sender import BrokerProgress, FanOutSender, PendingRun
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.labels import label, unlabel
 from quorumcast.core.machine import Bodies, Effect
@@ -20,7 +20,7 @@ from quorumcast.ordering.offers import sign_offer
 from quorumcast.ordering.state import chained, extent_root
 
 
-class OfferOut(FanOut):
+class OfferSender(FanOutSender):
     """Every run to every broker, to be ordered."""
 
     __slots__ = ()
@@ -43,11 +43,11 @@ class OfferOut(FanOut):
             return b""
         return sign_offer(self._view.keyring, self.stream, first, digests)
 
-    def _message(self, run: OutRun) -> Message:
+    def _message(self, run: PendingRun) -> Message:
         return Offer(self.stream, run.first, run.digests, run.seal)
 
 
-class ResumedOut(OfferOut):
+class ResumedSender(OfferSender):
     """Offers of a resumed stream: an earlier life of the publisher may have got part of it ordered.
 
     The application submits everything again, from number 1, in the same bytes. Brokers say how far
@@ -103,7 +103,7 @@ class ResumedOut(OfferOut):
         """The words of brokers that are in the cell now."""
         return [ack for broker, ack in self._words.items() if broker in self._progress]
 
-    def _send_new(self, run: OutRun) -> list[Effect]:
+    def _send_new(self, run: PendingRun) -> list[Effect]:
         self._chains[run.last] = chained(self._chains[run.first - 1], extent_root(run.digests))
         for broker, ack in self._words.items():
             progress = self._progress.get(broker)

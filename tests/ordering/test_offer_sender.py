@@ -13,16 +13,16 @@ from quorumcast.core.labels import label
 from quorumcast.core.machine import Send
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.messages import Offer
+from quorumcast.ordering.offer_sender import OfferSender
 from quorumcast.ordering.offers import offer_holds
-from quorumcast.ordering.outlet import OfferOut
 
 BROKERS = (B1, B2, B3, B4)
 
 
-def outlet(policy: Policy = TOTAL) -> tuple[Cell, OfferOut]:
-    """An outlet whose brokers have answered its introduction."""
+def sender(policy: Policy = TOTAL) -> tuple[Cell, OfferSender]:
+    """A sender whose brokers have answered its introduction."""
     cell = Cell(policy)
-    made = OfferOut(STREAM, cell.view(ALICE), policy)
+    made = OfferSender(STREAM, cell.view(ALICE), policy)
     for broker in BROKERS:
         assert made.connected(broker) == [Send((broker,), Open(STREAM, 1, 1))]
         made.on_ack(broker, ordered(0))
@@ -35,7 +35,7 @@ def ordered(upto: int) -> Ack:
 
 
 def test_submit_offers_labelled_and_signed_publications_to_all() -> None:
-    cell, made = outlet()
+    cell, made = sender()
     returned, effects = made.submit((b"a", b"b"))
     (send,) = sent(effects)
     bodies = labelled(1, b"a", b"b")
@@ -47,14 +47,14 @@ def test_submit_offers_labelled_and_signed_publications_to_all() -> None:
 
 
 def test_submit_numbers_go_on_in_the_labels() -> None:
-    _, made = outlet()
+    _, made = sender()
     made.submit((b"a", b"b"))
     _, effects = made.submit((b"c",))
     assert sent(effects)[0].bodies == (label(STREAM, 3) + b"c",)
 
 
 def test_submit_where_brokers_only_crash_is_not_signed() -> None:
-    _, made = outlet(TOTAL_CRASH)
+    _, made = sender(TOTAL_CRASH)
     _, effects = made.submit((b"a",))
     message = sent(effects)[0].message
     assert isinstance(message, Offer)
@@ -63,7 +63,7 @@ def test_submit_where_brokers_only_crash_is_not_signed() -> None:
 
 @pytest.mark.parametrize(("policy", "needed"), [(TOTAL, 2), (TOTAL_CRASH, 1)])
 def test_acknowledged_once_enough_brokers_have_ordered_it(policy: Policy, needed: int) -> None:
-    _, made = outlet(policy)
+    _, made = sender(policy)
     made.submit((b"a",))
     acks = [made.on_ack(broker, ordered(1)) for broker in BROKERS[:needed]]
     told = [[e for e in effects if isinstance(e, Acknowledged)] for effects in acks]
@@ -72,7 +72,7 @@ def test_acknowledged_once_enough_brokers_have_ordered_it(policy: Policy, needed
 
 def test_repeated_offer_is_the_same_to_the_byte() -> None:
     """Brokers that hold it recognise it by its digests; others check one signature."""
-    _, made = outlet()
+    _, made = sender()
     _, effects = made.submit((b"a",))
     first = sent(effects)[0]
     made.disconnected(NodeId(B2))
