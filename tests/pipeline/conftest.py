@@ -13,12 +13,14 @@ from quorumcast.pipeline.session import register, spark_session
 HERE = Path(__file__).parent
 
 
-#: Every query here is another one and small: to plan it once and not to compile it costs less than
-#: it saves. The demonstration and the examples run with what Spark has by itself.
+#: Every query in these tests is new and small, so compiling it or planning it again while it runs
+#: costs more than it saves. Recording the line that made each column, for error messages, takes
+#: half of the Python time of a query. The examples run with Spark's own settings.
 SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.python.daemon.module": "tests.support.worker_daemon",
 }
 #: Java and Python processes start one after the other, on a machine that may be busy.
