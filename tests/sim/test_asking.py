@@ -8,7 +8,7 @@ from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Send
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
-from quorumcast.sim.cell.judges.asking import MAX_ASKED, Questions
+from quorumcast.sim.cell.judges.checkers import MAX_ASKED, Questions
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import Weather
 

@@ -95,8 +95,8 @@ class Checker(Protocol[Known_contra]):
         """The kinds of effects to be shown; for `Send`, the kinds of messages."""
         ...
 
-    def on_effect(self, facts: Known_contra, node: NodeId, effect: Effect) -> None:
-        """Judge an effect of a correct node."""
+    def on_effect(self, facts: Known_contra, node: NodeId, effect: Any) -> None:
+        """Judge an effect, of a kind that the checker watches, of a correct node."""
         ...
 
     def at_end(self, facts: Known_contra) -> None:
@@ -105,12 +105,12 @@ class Checker(Protocol[Known_contra]):
 
 
 class EffectChecker:
-    """A checker with empty methods to override."""
+    """A checker with empty methods; one that overrides `on_effect` names the effects it watches."""
 
     name = "?"
     watches: frozenset[type] = frozenset()
 
-    def on_effect(self, facts: Any, node: NodeId, effect: Effect) -> None:
+    def on_effect(self, facts: Any, node: NodeId, effect: Any) -> None:
         """Nothing by default."""
 
     def at_end(self, facts: Any) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -28,6 +29,8 @@ from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
 from quorumcast.sim.mutants.mistakes import PACKAGE, Mistake, chosen_policies, read_catalogue
 from quorumcast.sim.mutants.worker import Answer, Caught, Drawn, MutantTask
 from quorumcast.sim.systems import run_scenario, try_variant
+
+Item = TypeVar("Item")
 
 KNOWN_BAD = "known-bad"
 #: Scenarios per mistake after each round but the last one.
@@ -65,6 +68,16 @@ BAD = (
     MutantVerdict.NOT_EQUIVALENT,
     MutantVerdict.BROKEN,
 )
+
+
+#: The field of `RoomFigures` that counts each verdict; all others count as missed.
+FIGURE_OF = {
+    MutantVerdict.CAUGHT: "caught",
+    MutantVerdict.BY_PLAN: "by_plan",
+    MutantVerdict.BY_TEST: "by_test",
+    MutantVerdict.EQUIVALENT: "equivalent",
+    MutantVerdict.NOT_EQUIVALENT: "equivalent",
+}
 
 
 class MutantEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,16 +242,16 @@ class Hunt:
         depths = [*(depth for depth in ROUNDS if depth < self._seeds), self._seeds]
         for depth in depths:
             self._find_reached(depth)
-            self._each(f"up to {depth} scenarios", partial(self._deepen, depth=depth))
+            self._each(f"up to {depth} scenarios", partial(self._try_scenarios, depth=depth))
         for entry in self._entries:
             self._judge(entry)
         left = self._left()
         for number, entry in enumerate(left, 1):
             if entry.known_bad:
-                self._progress(f"{number} of {len(left)}: the plan of {entry.id}")
-                self._meet_plan(entry)
+                self._progress(f"{number} of {len(left)}: the attack of {entry.id}")
+                self._try_own_attack(entry)
         if self._tests is not None:
-            self._each("unit tests", self._meet_tests)
+            self._each("unit tests", self._try_tests)
         return self._report()
 
     def _left(self) -> list[MutantEntry]:
@@ -250,7 +263,12 @@ class Hunt:
         ]
         return sorted(left, key=lambda entry: -self._results[entry.id].reached)
 
+    def _in_parallel(self, act: Callable[[Item], None], items: Iterable[Item]) -> None:
+        with ThreadPoolExecutor(self._jobs) as pool:
+            list(pool.map(act, items))  # raises what an act raised
+
     def _each(self, what: str, act: Callable[[MutantEntry], None]) -> None:
+        """Do something with every surviving entry, and show progress."""
         left = self._left()
         done = 0
 
@@ -268,9 +286,7 @@ class Hunt:
                     f"{caught} of {len(self._entries)} caught"
                 )
 
-        with ThreadPoolExecutor(self._jobs) as pool:
-            for _ in pool.map(one, left):
-                pass
+        self._in_parallel(one, left)
 
     # ---------------------------------------------------------------- scenarios
 
@@ -290,7 +306,7 @@ class Hunt:
         }
         parts = [list(wanted)[i : i + CHUNK] for i in range(0, len(wanted), CHUNK)]
 
-        def look(part: list[Drawn]) -> None:
+        def probe(part: list[Drawn]) -> None:
             if time.time() < self._until:
                 answer = work(MutantTask(drawn=tuple(part), reach=True, until=self._until))
                 with self._lock:
@@ -298,11 +314,9 @@ class Hunt:
                     known, left = len(self._reached), len(wanted)
                     self._progress(f"what scenarios reach: {known} known, {left} were lacking")
 
-        with ThreadPoolExecutor(self._jobs) as pool:
-            for _ in pool.map(look, parts):
-                pass
+        self._in_parallel(probe, parts)
 
-    def _deepen(self, entry: MutantEntry, depth: int) -> None:
+    def _try_scenarios(self, entry: MutantEntry, depth: int) -> None:
         """Try scenarios up to a total of `depth`, or until one catches the mistake.
 
         Scenarios that do not reach the mistake count as tried.
@@ -342,13 +356,11 @@ class Hunt:
     def _judge(self, entry: MutantEntry) -> None:
         """Set the verdict after all scenarios."""
         result = self._results[entry.id]
-        mistake = entry.mistake
-        if mistake is not None:
-            result.reason = mistake.equivalent or mistake.missed
-        if entry.equivalent and result.by is not None:
-            result.verdict = MutantVerdict.NOT_EQUIVALENT
-        elif result.by is not None:
-            result.verdict = MutantVerdict.CAUGHT
+        if entry.mistake is not None:
+            result.reason = entry.mistake.equivalent or entry.mistake.missed
+        if result.by is not None:
+            caught = MutantVerdict.CAUGHT
+            result.verdict = MutantVerdict.NOT_EQUIVALENT if entry.equivalent else caught
         elif entry.equivalent:
             result.verdict = MutantVerdict.EQUIVALENT
         elif result.reason:
@@ -358,7 +370,7 @@ class Hunt:
 
     # ------------------------------------------------------------ plans and tests
 
-    def _meet_plan(self, entry: MutantEntry) -> None:
+    def _try_own_attack(self, entry: MutantEntry) -> None:
         variant = next(variant for variant in VARIANTS if variant.name == entry.id)
         catch = try_variant(variant)
         if catch.caught and catch.clean:
@@ -367,7 +379,7 @@ class Hunt:
             result.by = Caught(catch.by, "", catch.seed, policy, "its own plan")
             result.verdict = MutantVerdict.BY_PLAN
 
-    def _meet_tests(self, entry: MutantEntry) -> None:
+    def _try_tests(self, entry: MutantEntry) -> None:
         mistake = entry.mistake
         if mistake is None or mistake.equivalent or self._tests is None:
             return
@@ -387,35 +399,15 @@ class Hunt:
         for name, said in self._broken.items():
             self._results[name].verdict, self._results[name].reason = MutantVerdict.BROKEN, said
         for result in results:
-            for share in (rooms.setdefault(result.room, RoomFigures()), total):
-                _add(share, result.verdict)
+            figure = FIGURE_OF.get(result.verdict, "missed")
+            for figures in (rooms.setdefault(result.room, RoomFigures()), total):
+                figures.mistakes += 1
+                setattr(figures, figure, getattr(figures, figure) + 1)
         unclean = [key for key, clean in self._clean.items() if not clean]
         seconds = round(time.time() - self._began, 1)
         return MutantReport(
             results=results, seconds=seconds, rooms=rooms, total=total, unclean=unclean
         )
-
-
-def _add(share: RoomFigures, verdict: MutantVerdict) -> None:
-    share.mistakes += 1
-    match verdict:
-        case MutantVerdict.CAUGHT:
-            share.caught += 1
-        case MutantVerdict.BY_PLAN:
-            share.by_plan += 1
-        case MutantVerdict.BY_TEST:
-            share.by_test += 1
-        case MutantVerdict.EQUIVALENT:
-            share.equivalent += 1
-        case MutantVerdict.NOT_EQUIVALENT:
-            share.equivalent += 1
-        case (
-            MutantVerdict.EXPECTED
-            | MutantVerdict.MISSED
-            | MutantVerdict.UNFINISHED
-            | MutantVerdict.BROKEN
-        ):
-            share.missed += 1
 
 
 def work(task: MutantTask) -> Answer:

@@ -1,5 +1,7 @@
 """A worker process with one mistake: it runs drawn scenarios, or tests, until one fails.
 
+It compiles the changed module by an import hook, so it imports protocol code only afterwards.
+
     python -m quorumcast.sim.mutants.worker TASK        TASK is JSON; the answer is one JSON line
 
 Processor time and memory of a scenario are limited. A machine that exceeds a limit raises, and the
@@ -13,15 +15,16 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from types import FrameType
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, FrameType, ModuleType
 
 import msgspec
 
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, ensure
 from quorumcast.sim.mutants.mistakes import Mistake, mistake_named, read_catalogue
-from quorumcast.sim.mutants.planting import import_instead
 from quorumcast.sim.mutants.probing import collect_probes, probed
 
 #: Processor time of one scenario (many times that of the slowest), and memory of a worker.
@@ -67,6 +70,45 @@ class Answer(msgspec.Struct, frozen=True):
     caught: Caught | None = None
     #: The mistakes that each scenario reached.
     reached: list[list[str]] = []
+
+
+# --------------------------------------------------- modules with changed source
+
+
+class _Loader(SourceFileLoader):
+    """Compiles the given source; neither reads nor writes cached bytecode."""
+
+    def __init__(self, name: str, path: str, tree: ast.Module) -> None:
+        super().__init__(name, path)
+        self._tree = tree
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self._tree, self.path, "exec", dont_inherit=True)
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
+        self._trees = trees
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._trees:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Loader(fullname, spec.origin, self._trees[fullname])
+        return spec
+
+
+def import_instead(trees: Mapping[str, ast.Module]) -> None:
+    """Compile these modules from the given trees when they are imported; none may be loaded yet."""
+    early = trees.keys() & sys.modules.keys()
+    ensure(not early, f"imported already: {', '.join(early)}")
+    sys.meta_path.insert(0, _Finder(trees))
+
+
+# --------------------------------------------------------------- scenarios and tests
 
 
 class Hangs(Exception):
@@ -136,13 +178,13 @@ def run_tests(task: MutantTask) -> Answer:
     failed: list[Caught] = []
 
     class Failures:
-        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        def pytest_runtest_logreport(
+            self, report: pytest.TestReport | pytest.CollectReport
+        ) -> None:
             if report.failed:
                 failed.append(Caught(report.nodeid))
 
-        def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-            if report.failed:
-                failed.append(Caught(report.nodeid))
+        pytest_collectreport = pytest_runtest_logreport
 
     options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header"]
     # Otherwise pytest imports this package, which has a plugin for it, by a hook of its own.

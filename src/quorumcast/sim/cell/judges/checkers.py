@@ -8,11 +8,12 @@ cannot fail is a defect, so each has a test that feeds it a violation. Liveness 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from quorumcast.broadcast.application import Acknowledged, Contradicted, Deliver, DeliverGap, Proven
-from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Publish, Ready
-from quorumcast.cell.messages import Checkpoint, Positions, Regained, Vote
+from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Publish, Pull, Ready
+from quorumcast.cell.messages import Checkpoint, Positions, Regain, Regained, Vote
 from quorumcast.core.ids import (
     CELL,
     DIGEST_SIZE,
@@ -24,7 +25,7 @@ from quorumcast.core.ids import (
     total_order,
 )
 from quorumcast.core.labels import label, unlabel
-from quorumcast.core.machine import Accuse, Effect, Send
+from quorumcast.core.machine import Accuse, Send
 from quorumcast.core.message import Message
 from quorumcast.core.quorum import OrderQuorums
 from quorumcast.core.statements import (
@@ -52,7 +53,6 @@ from quorumcast.ordering.messages import (
     StateHead,
     Write,
 )
-from quorumcast.sim.cell.judges.asking import Questions
 from quorumcast.sim.cell.judges.facts import CellFacts, may_publish, may_subscribe
 from quorumcast.sim.cell.judges.journaling import Journaled
 from quorumcast.sim.cell.judges.order import TotalOrder
@@ -66,9 +66,7 @@ class Relevance(EffectChecker):
     name = "Relevance"
     watches = frozenset((Deliver,))
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Deliver):
-            return
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Deliver) -> None:
         stream = effect.stream
         if facts.reader(node, stream.channel) is None:
             facts.violate(self.name, f"{node} accepted {stream} {effect.number} unsubscribed")
@@ -94,9 +92,7 @@ class NoDisclosure(EffectChecker):
     name = "Rights"
     watches = DISCLOSING | INTERNAL
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Send):
-            return
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Send) -> None:
         message, manifest = effect.message, facts.manifest
         clients = [peer for peer in effect.to if manifest.client(peer) is not None]
         channel = channel_of(message) if clients else None
@@ -113,9 +109,7 @@ class Authenticity(EffectChecker):
     name = "Authenticity"
     watches = frozenset((Deliver,))
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Deliver):
-            return
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Deliver) -> None:
         what = f"{effect.stream} {effect.number}"
         contents = effect.body
         if effect.position:
@@ -140,9 +134,7 @@ class Uniqueness(EffectChecker):
     def __init__(self) -> None:
         self._seen: dict[tuple[int, Stream, int], None] = {}
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Deliver):
-            return
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Deliver) -> None:
         key = (id(facts.reader(node, effect.stream.channel)), effect.stream, effect.number)
         if key in self._seen:
             facts.violate(self.name, f"{node} accepted {effect.stream} {effect.number} twice")
@@ -158,9 +150,7 @@ class Agreement(EffectChecker):
     def __init__(self) -> None:
         self._accepted: dict[tuple[Stream, int], tuple[Digest, NodeId]] = {}
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Deliver):
-            return
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Deliver) -> None:
         key = (effect.stream, effect.number)
         digest, other = self._accepted.setdefault(key, (effect.digest, node))
         if digest != effect.digest:
@@ -181,9 +171,7 @@ class Fifo(EffectChecker):
     def __init__(self, *, gaps_allowed: bool = False) -> None:
         self._gaps_allowed = gaps_allowed
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Deliver | DeliverGap):
-            return
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Deliver | DeliverGap) -> None:
         reader = facts.reader(node, effect.stream.channel)
         if reader is None:
             return
@@ -210,9 +198,7 @@ class SoundBlame(EffectChecker):
     name = "Sound blame"
     watches = frozenset((Accuse,))
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Accuse):
-            return
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Accuse) -> None:
         accused = effect.evidence.accused
         if facts.adversary.is_correct(accused):
             facts.violate(self.name, f"{node} accuses {accused}, which is correct")
@@ -233,10 +219,11 @@ class SoundStatements(EffectChecker):
     def __init__(self) -> None:
         self._roots: dict[tuple[object, ...], tuple[bytes, NodeId]] = {}
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Send) or not isinstance(effect.message, Checkpoint):
-            return
-        said = parse_statement(effect.message.statement.payload)
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Send) -> None:
+        message = effect.message
+        said = (
+            parse_statement(message.statement.payload) if isinstance(message, Checkpoint) else None
+        )
         if not isinstance(said, SegmentStatement) or said.broker != node:
             return
         by = None if said.basis is Basis.SETTLED else (node, said.life)
@@ -265,9 +252,7 @@ class OneStory(EffectChecker):
         #: The value sent for each place, by sender, its disk and the kind of message.
         self._told: dict[tuple[object, ...], object] = {}
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Send):
-            return
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Send) -> None:
         message = effect.message
         teller = (node, facts.disk_of(node), type(message))
         if isinstance(message, Offer) and not message.stream.spoken_by(node):
@@ -311,11 +296,9 @@ class Vouching(EffectChecker):
     def __init__(self) -> None:
         self._digests: dict[tuple[Stream, int], Digest] = {}
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        message = effect.message if isinstance(effect, Send) else None
-        if not isinstance(effect, Send) or not isinstance(
-            message, Publish | ChainRun | Vote | Contents | Regained | Offer
-        ):
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Send) -> None:
+        message = effect.message
+        if not isinstance(message, Publish | ChainRun | Vote | Contents | Regained | Offer):
             return
         digests, stream = split_digests(message.digests), message.stream
         if effect.bodies and list(map(facts.manifest.hash, effect.bodies)) != digests:
@@ -344,9 +327,7 @@ class SoundReceipts(EffectChecker):
     name = "Sound receipts"
     watches = frozenset((Proven,))
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Proven):
-            return
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Proven) -> None:
         receipt = effect.receipt
         stream, number, contents = receipt.stream, receipt.number, receipt.contents
         what = f"{node}'s receipt of {stream} {number}"
@@ -375,11 +356,15 @@ class Acknowledgement(EffectChecker):
     name = "Acknowledged"
     watches = frozenset((Acknowledged, Contradicted))
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
+    def on_effect(
+        self, facts: CellFacts, node: NodeId, effect: Acknowledged | Contradicted
+    ) -> None:
         if isinstance(effect, Contradicted):
             facts.violate(self.name, f"{node} is contradicted about {effect.stream}")
-        if not isinstance(effect, Acknowledged) or effect.stream.lane is not Lane.DATA:
-            return
+        elif effect.stream.lane is Lane.DATA:
+            self._check_holders(facts, node, effect)
+
+    def _check_holders(self, facts: CellFacts, node: NodeId, effect: Acknowledged) -> None:
         count = len(facts.published.get(effect.stream, ()))
         if effect.upto > count:
             facts.violate(self.name, f"{node} was told that {effect.upto} of its {count} are safe")
@@ -408,6 +393,42 @@ class Acknowledgement(EffectChecker):
             byzantine = not channel.policy.crash_only
             waited_for = OrderQuorums(quorums.n, quorums.f, byzantine).believe
         return waited_for - quorums.f
+
+
+#: Largest number of equal requests to brokers that hold the contents; slow links cause a few.
+MAX_ASKED = 12
+
+
+class Questions(EffectChecker):
+    """A request to a correct broker that holds the contents is answered.
+
+    A node that lacks contents repeats its requests to one peer after the other. Once the network is
+    calm, a few must suffice. Otherwise brokers reject the request, or the node rejects the answer.
+    """
+
+    name = "Questions"
+    watches = frozenset((Pull, Regain))
+
+    def __init__(self) -> None:
+        #: Number of times each node sent each request to brokers that hold the contents.
+        self._asked: Counter[tuple[NodeId, Pull | Regain]] = Counter()
+
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Send) -> None:
+        message = effect.message
+        if not facts.calm or not isinstance(message, Pull | Regain):
+            return
+        for holder in effect.to:
+            if facts.adversary.is_correct(holder) and facts.holds(
+                holder, message.stream, message.first
+            ):
+                break
+        else:
+            return
+        # A request for digests goes to all brokers at once and counts once.
+        self._asked[node, message] += 1
+        if self._asked[node, message] > MAX_ASKED:
+            what = f"{message.stream} {message.first}"
+            facts.violate(self.name, f"{node} asks for {what} for ever, which {holder} holds")
 
 
 def safety_checkers(*, gaps_allowed: bool) -> list[Checker[CellFacts]]:

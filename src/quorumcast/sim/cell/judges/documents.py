@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from quorumcast.broadcast.application import Proven
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Accuse, Effect
+from quorumcast.core.machine import Accuse
 from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection, Quorums, receipt_votes
 from quorumcast.core.statements import Evidence, Receipt
 from quorumcast.crypto.evidence import Court
@@ -330,8 +330,8 @@ class SoundCourt(EffectChecker):
         self._rng = rng
         self._left = JUDGED
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        if not isinstance(effect, Proven | Accuse) or not self._left:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Proven | Accuse) -> None:
+        if not self._left:
             return
         self._left -= 1
         document = effect.receipt if isinstance(effect, Proven) else effect.evidence

@@ -16,29 +16,27 @@ from quorumcast.broadcast.messages import ChainRun, Echo
 from quorumcast.cell.messages import Checkpoint, Regained, Vote
 from quorumcast.cell.serving.journal import Attested, Vouched
 from quorumcast.core.ids import NodeId, Stream, split_digests
-from quorumcast.core.machine import Effect, Send
+from quorumcast.core.machine import Send
 from quorumcast.core.statements import SegmentStatement, parse_statement
 from quorumcast.crypto.digest import root
 from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.messages import Accept, Write
 from quorumcast.sim.cell.judges.facts import CellFacts
+from quorumcast.sim.kernel.judging import EffectChecker
 
 
-class Journaled:
+class Journaled(EffectChecker):
     """Every binding message of a broker is in its journal before it is sent."""
 
     name = "Journal"
-    watches: frozenset[type] = frozenset(
-        (Accept, ChainRun, Checkpoint, Echo, Regained, Vote, Write)
-    )
+    watches = frozenset((Accept, ChainRun, Checkpoint, Echo, Regained, Vote, Write))
 
     def __init__(self) -> None:
         #: Messages already checked; journals are compacted later.
         self._found: dict[tuple[object, ...], None] = {}
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        """Compare a message that a correct broker sends with the broker's disk."""
-        if not isinstance(effect, Send) or facts.manifest.broker(node) is None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Send) -> None:
+        if facts.manifest.broker(node) is None:
             return
         match effect.message:
             case Echo(stream=stream, first=first, run=run):
@@ -66,9 +64,6 @@ class Journaled:
                     self._vote(facts, node, vote)
             case _:
                 pass
-
-    def at_end(self, facts: CellFacts) -> None:
-        """Nothing more."""
 
     def _is_new(
         self, facts: CellFacts, node: NodeId, stream: Stream, number: int, value: bytes

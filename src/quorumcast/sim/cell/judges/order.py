@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from quorumcast.broadcast.application import Deliver, DeliverGap, Recalled
 from quorumcast.core.ids import CELL, Channel, Digest, NodeId, Stream, total_order
-from quorumcast.core.machine import Effect
 from quorumcast.sim.cell.judges.facts import CellFacts, Reader
+from quorumcast.sim.kernel.judging import EffectChecker
 
 
-class TotalOrder:
+class TotalOrder(EffectChecker):
     """All correct subscribers of a totally ordered channel accept parts of one sequence.
 
     Each position has one publication and each publication one position. Each reader accepts
@@ -22,7 +22,7 @@ class TotalOrder:
     """
 
     name = "Total order"
-    watches: frozenset[type] = frozenset((Deliver, DeliverGap, Recalled))
+    watches = frozenset((Deliver, DeliverGap, Recalled))
 
     def __init__(self) -> None:
         #: The publication accepted at each position: stream, number, digest.
@@ -32,8 +32,9 @@ class TotalOrder:
         #: The last position of each reader, by the reader's id().
         self._last: dict[int, int] = {}
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        """Judge a delivery, a gap or a recalled position."""
+    def on_effect(
+        self, facts: CellFacts, node: NodeId, effect: Deliver | DeliverGap | Recalled
+    ) -> None:
         match effect:
             case DeliverGap(stream=stream, first=first, upto=upto) if stream.publisher == CELL:
                 self._step(facts, node, stream.channel, first, upto)

@@ -22,11 +22,12 @@ from collections.abc import Iterator
 from quorumcast.broadcast.messages import ChainRun
 from quorumcast.cell.messages import Checkpoint, Vote
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Suspect, Suspicion
+from quorumcast.core.machine import Drop, DropReason, Receive, Suspect, Suspicion
 from quorumcast.core.message import Message
 from quorumcast.faults.cell.base import stream_of
 from quorumcast.ordering.messages import Offer, Propose
 from quorumcast.sim.cell.judges.facts import CellFacts
+from quorumcast.sim.kernel.judging import EffectChecker
 
 #: Drop reasons that imply a faulty sender; the others mean that a message came too late or early.
 FLAWS = frozenset(
@@ -45,18 +46,17 @@ FLAWS = frozenset(
 OF_LATENESS = frozenset((Suspicion.SILENT, Suspicion.WITHHOLDS, Suspicion.BROKEN_CHAIN))
 
 
-class NoRefusal:
+class NoRefusal(EffectChecker):
     """A correct node does not refuse a message from another correct node."""
 
     name = "Refusal"
-    watches: frozenset[type] = frozenset((Drop,))
+    watches = frozenset((Drop,))
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        """Judge a dropped message."""
-        if not isinstance(effect, Drop) or effect.reason not in FLAWS:
-            return
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Drop) -> None:
         correct, cause = facts.adversary.is_correct, facts.cause
-        if not correct(effect.sender) or not isinstance(cause, Receive):
+        if effect.reason not in FLAWS or not correct(effect.sender):
+            return
+        if not isinstance(cause, Receive):
             return
         if _of_another_epoch(facts, effect, cause.message):
             return
@@ -67,11 +67,8 @@ class NoRefusal:
             self.name, f"{node} refuses a {what} of {effect.sender}: {effect.reason.value}"
         )
 
-    def at_end(self, facts: CellFacts) -> None:
-        """Nothing more."""
 
-
-class Justified:
+class Justified(EffectChecker):
     """At least one of the nodes that a suspicion names is faulty.
 
     A violation is reported at the end of the run, after violations of the properties that matter
@@ -79,14 +76,13 @@ class Justified:
     """
 
     name = "Justified"
-    watches: frozenset[type] = frozenset((Suspect,))
+    watches = frozenset((Suspect,))
 
     def __init__(self) -> None:
         self._first = ""
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Effect) -> None:
-        """Keep the first suspicion without a faulty node."""
-        if self._first or not isinstance(effect, Suspect) or effect.reason in OF_LATENESS:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Suspect) -> None:
+        if self._first or effect.reason in OF_LATENESS:
             return
         if effect.reason is Suspicion.BAD_VOUCHER and len(facts.manifests) > 1:
             return
