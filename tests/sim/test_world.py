@@ -449,7 +449,7 @@ def test_world_publisher_restart_is_a_new_incarnation() -> None:
     world.add_publisher(publisher)
     world.scheduler.run_until(50)
     world.nodes[publisher].feed(Submit(Channel("orders"), (b"a",)))
-    world.stop(publisher)
+    world.adversary.crash(publisher)
     world.scheduler.run_until(60)
     world.adversary.restart(publisher)
     world.nodes[publisher].feed(Submit(Channel("orders"), (b"b",)))

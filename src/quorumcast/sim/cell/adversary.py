@@ -1,8 +1,8 @@
-"""The fault model of a cell: at most f brokers may ever be faulty in a run, and any client.
+"""The fault model of a cell: in one run at most f brokers may be faulty, and any client.
 
-A broker is *faulty* if it lies, was wiped, restarted without the memory that the channel's
-protection rests on, or is gone for good. One that crashes and comes back with its journal is
-correct and merely late.
+A broker is *faulty* if it lies, loses its disk, restarts without the journal that the channel's
+protection rests on, or stops for good. A broker that crashes and restarts with its journal is
+correct.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quorumcast.sim.kernel.scheduler import Scheduler
 
 
 class CellFaults(FaultModel):
-    """Which nodes of a cell may be faulty together, and what each can commit."""
+    """The nodes of a cell that may be faulty together, and the faults that each can commit."""
 
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell.manifest.f, {})
@@ -68,48 +68,38 @@ class CellFaults(FaultModel):
 
 
 class CellAdversary(Adversary):
-    """Harm to the nodes of a cell."""
+    """Injects faults into the nodes of a cell."""
 
     def __init__(
         self, cell: Cell, scheduler: Scheduler, network: Network, nodes: dict[NodeId, SimulatedNode]
     ) -> None:
         super().__init__(CellFaults(cell), scheduler, network, nodes)
         self._cell = cell
-        #: Brokers that lost their contents in a crash, though not their word.
+        #: Brokers that have crashed: journals keep votes, not contents.
         self.lossy: dict[NodeId, None] = {}
 
     def crash(
-        self,
-        node: NodeId,
-        *,
-        wipe: bool = False,
-        tear: int = 0,
-        corrupt: bool = False,
-        remembers: bool = True,
+        self, node: NodeId, *, wipe: bool = False, tear: int = 0, corrupt: bool = False
     ) -> None:
-        """Stop a node; `remembers` says whether what it vouched for is in its journal.
+        """Crash a node; a broker whose disk is wiped or damaged counts as faulty.
 
-        A broker that forgets what it vouched for may contradict itself: it counts as faulty,
-        whether its disk was wiped or is found damaged. One whose last writes were torn does not:
-        nobody was told about them.
+        It may contradict what it vouched for. A broker whose last writes were torn cannot: it has
+        sent nothing that depends on them.
         """
         if self._cell.manifest.broker(node) is not None:
-            if wipe or corrupt or not remembers:
+            if wipe or corrupt:
                 self.declare(node, "amnesia")
             self.lossy[node] = None
         super().crash(node, wipe=wipe, tear=tear, corrupt=corrupt)
 
     def has_lost_contents(self) -> bool:
-        """Whether more brokers are faulty or have lost their contents than the model allows for.
-
-        Journals keep a broker's word, not its contents.
-        """
+        """Whether more than f brokers are faulty or have lost their contents."""
         lost = dict.fromkeys((*self.lossy, *self.faulty))
         brokers = [name for name in lost if self._cell.manifest.broker(name) is not None]
         return len(brokers) > self._cell.manifest.f
 
     def damage(self, node: NodeId) -> None:
-        """Damage a running node's disk: it goes on, and forgets everything when it restarts."""
+        """Damage a running node's disk: the node forgets everything at its next restart."""
         self.declare(node, "amnesia")
         self._nodes[node].disk.damaged = True
         self.injected += 1

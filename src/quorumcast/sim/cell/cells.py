@@ -1,8 +1,7 @@
-"""Cells for simulations: manifests with repeatable identities, made once and shared.
+"""Simulated cells: manifests, and identities that all scenarios of a process share.
 
-Key pairs are the expensive part of a cell, so identities and pairwise secrets are made once per
-size of cell and reused by every scenario of a process: they are pure functions of the names. Only
-the manifest differs from scenario to scenario. All nodes that a scenario might use are in it.
+Key pairs are expensive, so identities and pairwise secrets are pure functions of the names and made
+once per size of cell. Only the manifest differs between scenarios.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from quorumcast.manifest.build import make_cell, repeatable_seeds
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 
-CELL = "simulated"
+CELL_NAME = "simulated"
 PUBLISHERS = tuple(NodeId(f"pub-{index}") for index in (1, 2, 3))
 SUBSCRIBERS = tuple(NodeId(f"sub-{index}") for index in (1, 2, 3, 4))
 CLIENTS = (*PUBLISHERS, *SUBSCRIBERS)
@@ -38,7 +37,7 @@ class Cell:
 def _identities(
     brokers: int, clients: tuple[NodeId, ...]
 ) -> tuple[Identity, dict[NodeId, Identity]]:
-    seeds = repeatable_seeds(CELL)
+    seeds = repeatable_seeds(CELL_NAME)
     names = [*broker_names(brokers), *clients]
     operator = Identity(NodeId("operator"), seeds("operator"))
     return operator, {name: Identity(name, seeds(name)) for name in names}
@@ -62,7 +61,7 @@ def identity_of(brokers: int, node: NodeId) -> Identity:
 
 
 def life_of(broker: NodeId, number: int = 1) -> bytes:
-    """What tells the lives of a broker apart; this is its first, second, …"""
+    """The identifier of a broker's first, second, … life."""
     return hashlib.sha256(f"life {number} of {broker}".encode()).digest()
 
 
@@ -77,7 +76,7 @@ def _manifest(
 ) -> Manifest:
     operator, identities = _identities(brokers, clients)
     manifest, _ = make_cell(
-        CELL,
+        CELL_NAME,
         [(name, "127.0.0.1", 7000 + port) for port, name in enumerate(broker_names(brokers))],
         f,
         clients,
@@ -94,10 +93,7 @@ def make_simulated_cell(
     channels: Sequence[ChannelEntry],
     clients: Sequence[NodeId] = (),
 ) -> Cell:
-    """A cell of that size with these channels; the keys are shared with all others of its size.
-
-    `clients` are those that are needed beside the usual ones.
-    """
+    """A cell of that size with these channels; `clients` are added to the usual ones."""
     more = (*CLIENTS, *(client for client in clients if client not in CLIENTS))
     return Cell(_manifest(brokers, f, tuple(channels), more), dict(_keyrings(brokers, more)))
 

@@ -1,4 +1,4 @@
-"""What is to happen in one run of a cell, beside what every plan says (`kernel.plan`)."""
+"""The plan of one run of a cell: its configuration, beside the fields of `kernel.plan`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quorumcast.sim.kernel.plan import Plan
 
 
 class CellPlan(Plan, frozen=True, kw_only=True):
-    """One run of a cell."""
+    """The plan of one run of a cell."""
 
     system: str = CELL_SYSTEM
     policy: Policy
@@ -20,15 +20,16 @@ class CellPlan(Plan, frozen=True, kw_only=True):
     publishers: tuple[NodeId, ...]
     subscribers: tuple[NodeId, ...]
     channels: tuple[ChannelEntry, ...]
-    #: Publications of each publisher on each of its channels once all is calm; 0 asks for no
-    #: receipts either.
+    #: Number of publications per publisher and channel in the liveness phase; with 0, subscribers
+    #: do not ask for receipts either.
     finale: int = 3
+    #: Whether brokers may lose more than the rest of the cell can replace.
     gaps_allowed: bool = False
-    #: Brokers that may come later.
+    #: Number of brokers that may be added during the run.
     newcomers: int = 0
-    #: Publishers that go on with their streams when they have crashed.
+    #: Publishers that resume their streams after a crash.
     resuming: tuple[NodeId, ...] = ()
-    #: Whether documents and thresholds of the cell are examined before the run.
+    #: Whether manifests, quorums and named subscriptions are examined before the run.
     documents: bool = False
 
     @property

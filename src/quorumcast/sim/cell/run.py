@@ -1,4 +1,4 @@
-"""A run of a cell: its nodes, what its applications do, and what it promises."""
+"""The execution of a plan for a cell: its nodes, the acts of applications, and its promises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from quorumcast.crypto.session import encode_parcel
 from quorumcast.faults.cell.entry import Role
 from quorumcast.sim.cell.cells import broker_names, make_simulated_cell, operator_of
 from quorumcast.sim.cell.consumers import examine_subscriptions
-from quorumcast.sim.cell.epochs import call_with_stolen_key, change_key, own_keyrings
+from quorumcast.sim.cell.epochs import (
+    Members,
+    call_with_stolen_key,
+    change_key,
+    first_epoch,
+    own_keyrings,
+)
 from quorumcast.sim.cell.harm import entry_of
 from quorumcast.sim.cell.judges.bounds import bounds_of
 from quorumcast.sim.cell.judges.checkers import safety_checkers
@@ -21,7 +27,6 @@ from quorumcast.sim.cell.judges.documents import SoundCourt, examine_manifests, 
 from quorumcast.sim.cell.judges.facts import may_publish
 from quorumcast.sim.cell.judges.promises import promised
 from quorumcast.sim.cell.judges.upkeep import Upkeep
-from quorumcast.sim.cell.members import Members, first_epoch
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.judging import Promise
@@ -31,14 +36,14 @@ from quorumcast.sim.kernel.run import Run
 
 
 def promises_validity(plan: CellPlan) -> bool:
-    """Whether the policy promises validity in spite of everything that the plan does."""
+    """Whether the policy promises validity under all faults of the plan."""
     for corruption in plan.corruptions:
         entry = entry_of(corruption.fault)
         if entry is None:
             return False
         if entry.role is Role.BROKER and plan.policy.name not in entry.valid_under:
             return False
-    # A chain makes progress only while its brokers are correct, and one that crashes is not.
+    # A chain makes progress only while none of its brokers is down.
     crashed = any(
         act.what == "crash" and act.node in broker_names(plan.brokers) for act in plan.acts
     )
@@ -46,7 +51,7 @@ def promises_validity(plan: CellPlan) -> bool:
 
 
 class CellRun(Run[CellPlan, CellWorld]):
-    """A plan of a cell being carried out."""
+    """The execution of one plan for a cell."""
 
     def __init__(self, plan: CellPlan, watchers: Sequence[Watcher] = ()) -> None:
         clients = (*plan.publishers, *plan.subscribers)
@@ -57,9 +62,9 @@ class CellRun(Run[CellPlan, CellWorld]):
             cell = first_epoch(pool, plan.brokers)
         if any(act.what == "rotate" for act in plan.acts):
             cell = own_keyrings(cell)
-        # Drawn apart from the rest.
-        self._paper = random.Random(f"documents {plan.seed}")
-        checkers = [*safety_checkers(gaps_allowed=plan.gaps_allowed), SoundCourt(self._paper)]
+        # A generator of its own, so that documents do not change the rest of the run.
+        self._rng = random.Random(f"documents {plan.seed}")
+        checkers = [*safety_checkers(gaps_allowed=plan.gaps_allowed), SoundCourt(self._rng)]
         world = CellWorld(
             cell,
             plan.seed,
@@ -73,8 +78,9 @@ class CellRun(Run[CellPlan, CellWorld]):
         super().__init__(plan, world, bounds_of(pool.manifest))
         self._members: Members | None = None
         if plan.newcomers:
-            patient = not plan.policy.total
-            self._members = Members(world, pool.manifest, patient=patient)
+            waits = not plan.policy.total
+            self._members = Members(world, pool.manifest, waits_for_new=waits)
+        #: Number of publications so far, which makes their contents distinct.
         self._count = 0
         self._bodies = world.scheduler.fork("bodies")
 
@@ -83,16 +89,16 @@ class CellRun(Run[CellPlan, CellWorld]):
             self._examine_documents()
 
     def _examine_documents(self) -> None:
-        """Show the code of this cell manifests that are wrong in one thing."""
+        """Compare quorums, manifests and named subscriptions with independent models."""
         manifest = self.world.cell.manifest
         operator = operator_of(len(manifest.brokers))
-        for said in examine_quorums(len(manifest.brokers), manifest.f):
-            self.world.facts.violate("Sound quorums", said)
-        for said in examine_manifests(manifest, operator, self._paper):
-            self.world.facts.violate("Sound manifests", said)
+        for flaw in examine_quorums(len(manifest.brokers), manifest.f):
+            self.world.facts.violate("Sound quorums", flaw)
+        for flaw in examine_manifests(manifest, operator, self._rng):
+            self.world.facts.violate("Sound manifests", flaw)
         if self.plan.policy.total:
-            for said in examine_subscriptions(self._paper):
-                self.world.facts.violate("Named subscriptions", said)
+            for flaw in examine_subscriptions(self._rng):
+                self.world.facts.violate("Named subscriptions", flaw)
 
     def cast(self) -> None:
         plan, world = self.plan, self.world
@@ -110,7 +116,7 @@ class CellRun(Run[CellPlan, CellWorld]):
         return promises
 
     def finale(self) -> None:
-        """Last publications, some at once, some when links are up again; and receipts of them."""
+        """Publish at once and when links are up again, then ask for receipts."""
         plan = self.plan
         if not plan.finale:
             return
@@ -128,15 +134,15 @@ class CellRun(Run[CellPlan, CellWorld]):
     # ------------------------------------------------------------- acts
 
     def crash(self, act: Act) -> None:
-        # One that stops for good counts against f, whatever is in its journal.
-        remembers = self.plan.policy.journal or act.what != "crash"
-        self.world.stop(
-            act.node,
-            wipe=act.what == "wipe",
-            tear=act.amount if act.what == "crash" else 0,
-            corrupt=act.what == "damage",
-            remembers=remembers,
-        )
+        world, now = self.world, self.world.scheduler.now
+        is_broker = world.cell.manifest.broker(act.node) is not None
+        if is_broker and act.what == "crash" and not self.plan.policy.journal:
+            # It restarts without memory and may contradict what it vouched for.
+            world.adversary.declare(act.node, "amnesia")
+        super().crash(act)
+        world.facts.stopped(act.node, now)
+        if world.adversary.has_lost_contents():
+            world.facts.lost_at = now
 
     def act(self, act: Act) -> None:
         world = self.world
@@ -156,10 +162,8 @@ class CellRun(Run[CellPlan, CellWorld]):
             case "recall":
                 world.recall(act.node, act.channel, act.amount)
             case "roll" | "cycle":
-                # With a cycle they keep their disks.
-                wipe = act.what == "roll"
                 then = partial(world.read, act.node, act.channel)
-                world.roll(act.peers, act.amount, then, wipe=wipe)
+                world.restart_in_turn(act.peers, act.amount, then, wipe=act.what == "roll")
             case "add" | "remove" if self._members is not None:
                 self._members.step(act.what, act.node)
             case "rotate":
@@ -172,9 +176,8 @@ class CellRun(Run[CellPlan, CellWorld]):
                 super().act(act)
 
     def _forge(self, reader: NodeId, channel: Channel) -> None:
-        """An attacker on the wire, with no keys, speaks for every broker at once."""
-        world = self.world
-        body = b"forged"
+        """Forge a vote of every broker, as an attacker on the wire without keys."""
+        world, body = self.world, b"forged"
         for stream, published in list(world.facts.published.items()):
             if stream.channel != channel:
                 continue

@@ -1,19 +1,21 @@
-"""The system *cell* as the simulator finds it."""
+"""The system *cell* as the simulator finds it: tracing, shrinking, variants and labels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
+from msgspec import to_builtins
+from msgspec.structs import replace
 
+from quorumcast.cell.tracing import CELL_NOTES, CellParameters
 from quorumcast.core.ids import NodeId
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.run import CellRun
 from quorumcast.sim.cell.scenario import draw
-from quorumcast.sim.cell.tracing import TRACING
 from quorumcast.sim.kernel.known_bad import Variant
-from quorumcast.sim.kernel.plan import Act
+from quorumcast.sim.kernel.tracing import NS_PER_MS, Tracing
 from quorumcast.sim.systems import AuditTables, System
+from quorumcast.traces.form import Header, Listening
 
 
 def _variants() -> Sequence[Variant]:
@@ -28,34 +30,67 @@ def _labelled(seed: int) -> AuditTables:
     return labelled_run(seed)
 
 
+# ------------------------------------------------------------------- shrinking
+
+
 def _fewer_clients(plan: CellPlan) -> Iterator[CellPlan]:
-    lying = {corruption.node for corruption in plan.corruptions}
-
-    def without(client: NodeId) -> tuple[Act, ...]:
-        return tuple(a for a in plan.acts if a.node != client)
-
-    for client in plan.subscribers[1:]:
-        if client not in lying:
-            others = tuple(name for name in plan.subscribers if name != client)
-            yield msgspec.structs.replace(plan, subscribers=others, acts=without(client))
-    for client in plan.publishers[1:]:
-        if client not in lying:
-            others = tuple(name for name in plan.publishers if name != client)
-            yield msgspec.structs.replace(plan, publishers=others, acts=without(client))
+    faulty = {corruption.node for corruption in plan.corruptions}
+    for field in ("subscribers", "publishers"):
+        clients: tuple[NodeId, ...] = getattr(plan, field)
+        for client in clients[1:]:
+            if client not in faulty:
+                acts = tuple(act for act in plan.acts if act.node != client)
+                others = tuple(name for name in clients if name != client)
+                yield replace(plan, acts=acts, **{field: others})
 
 
 def _one_channel(plan: CellPlan) -> Iterator[CellPlan]:
     if len(plan.channels) > 1:
         first = plan.channels[0]
         acts = tuple(act for act in plan.acts if act.channel in ("", first.name))
-        yield msgspec.structs.replace(plan, channels=(first,), acts=acts)
+        yield replace(plan, channels=(first,), acts=acts)
+
+
+# --------------------------------------------------------------------- tracing
+
+
+def _role(run: CellRun, node: NodeId) -> str:
+    if node in run.plan.publishers:
+        return "publisher"
+    return "subscriber" if node in run.plan.subscribers else "broker"
+
+
+def _header(run: CellRun, header: Header) -> Header:
+    """The header with what is due: to each correct reader, all that correct publishers sent since.
+
+    Publications of the millisecond in which a subscription begins are not due.
+    """
+    plan, facts, adversary = run.plan, run.world.facts, run.world.adversary
+    publishers = tuple(str(name) for name in plan.publishers if adversary.is_correct(name))
+    listening = [
+        Listening(reader.node, reader.channel, reader.standing_at * NS_PER_MS + 1)
+        for reader in facts.present()
+        if reader.standing_at is not None
+    ]
+    events = sum(
+        len(published)
+        for stream, published in facts.published.items()
+        if stream.publisher in publishers
+    )
+    return replace(
+        header,
+        parameters=to_builtins(CellParameters(policy=plan.policy.name)),
+        publishers=publishers,
+        listening=tuple(listening),
+        events=events,
+    )
 
 
 SYSTEM = System(
     plan=CellPlan,
     draw=draw,
     run=CellRun,
-    tracing=TRACING,
+    tracing=Tracing(notes=CELL_NOTES, role=_role, header=_header),
     variants=_variants,
     simpler=(_fewer_clients, _one_channel),
     labelled=_labelled,

@@ -1,16 +1,11 @@
-"""A cell in the simulator: brokers, publishers, subscribers, and what their applications do."""
+"""A simulated cell: its brokers, publishers and subscribers, and the actions of applications."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from quorumcast.broadcast.application import (
-    Join,
-    Leave,
-    Prove,
-    Recall,
-    Submit,
-)
+from quorumcast.broadcast.application import Join, Leave, Prove, Recall, Submit
 from quorumcast.broadcast.messages import Ack
 from quorumcast.cell.messages import CELL_FAMILY, Checkpoint, Positions
 from quorumcast.cell.publishing.publisher import Publisher
@@ -31,7 +26,7 @@ from quorumcast.sim.kernel.world import World
 
 
 class CellMonitor(Monitor[CellFacts]):
-    """Beside what checkers see: how far brokers say they are, lies, and answered subscriptions."""
+    """Also records acknowledgements, provable lies, and the start of subscriptions."""
 
     def __init__(
         self,
@@ -59,7 +54,7 @@ class CellMonitor(Monitor[CellFacts]):
 
 
 class CellWorld(World[CellFacts]):
-    """Everything there is."""
+    """The world of one cell."""
 
     adversary: CellAdversary
 
@@ -94,25 +89,26 @@ class CellWorld(World[CellFacts]):
         self.judge(
             facts,
             checkers,
-            lambda known, judges: CellMonitor(known, judges, self.lies, self._look_whether_begun),
+            lambda known, judges: CellMonitor(known, judges, self.lies, self._check_begun),
         )
-        #: How a broker begins a life, and how it goes on in another epoch.
+        #: Makes the machine of a broker at each of its starts.
         self.make_broker: Callable[[NodeId], Broker] = lambda name: Broker(
-            self.cell.manifest, self.cell.keyrings[name], life=self.draw_life(name)
+            self.cell.manifest, self.cell.keyrings[name], life=self.next_life(name)
         )
-        #: How often each broker has begun a life.
-        self._lives: dict[NodeId, int] = {}
-        self.take: Callable[[NodeId, Adopt], None] = lambda name, effect: None
+        #: Called when a broker's machine asks to adopt the next epoch.
+        self.on_adopt: Callable[[NodeId, Adopt], None] = lambda name, effect: None
+        #: Number of starts of each broker.
+        self._lives: Counter[NodeId] = Counter()
 
-    def draw_life(self, name: NodeId) -> bytes:
-        """What tells the lives of a broker apart."""
-        self._lives[name] = self._lives.get(name, 0) + 1
+    def next_life(self, name: NodeId) -> bytes:
+        """The identifier of a broker's next life."""
+        self._lives[name] += 1
         return life_of(name, self._lives[name])
 
     # ------------------------------------------------------------ nodes
 
     def add_brokers(self) -> None:
-        """Every broker of the manifest, all linked: the earlier one calls the later one."""
+        """Add every broker of the manifest; each calls those after it."""
         brokers = self.cell.manifest.broker_ids
         for name in brokers:
             self.add_broker(name, ())
@@ -121,56 +117,56 @@ class CellWorld(World[CellFacts]):
                 self.network.connect(caller, callee)
 
     def add_broker(self, name: NodeId, linked: Collection[NodeId]) -> None:
-        """One broker, linked to these nodes, which call it."""
+        """Add a broker that these nodes call."""
         node = self.add(name, lambda: self.make_broker(name))
-        # What came in one packet with this still belongs to the epoch before.
-        node.application[Adopt] = lambda effect: node.after(0, lambda: self.take(name, effect))
+        # The rest of the packet that led to this effect still belongs to the epoch before.
+        node.application[Adopt] = lambda effect: node.after(0, lambda: self.on_adopt(name, effect))
         for other in linked:
             self.network.connect(other, name)
 
     def add_publisher(self, name: NodeId, *, resumes: bool = False) -> None:
-        """A publisher; each of its lives is a new incarnation, or goes on with the same streams."""
+        """Add a publisher; after a crash it resumes its streams, or starts a new incarnation."""
 
         def make() -> Publisher:
             incarnation = resumable(1, 1) if resumes else self.scheduler.now + 1
             self.facts.started(name, incarnation)
             if resumes:
-                self.scheduler.after(0, lambda: self._go_on(name))
+                self.scheduler.after(0, lambda: self._resubmit(name))
             return Publisher(self.cell.manifest, self.cell.keyrings[name], incarnation)
 
         self.add(name, make, self.cell.manifest.broker_ids)
 
     def add_subscriber(self, name: NodeId) -> None:
-        """A subscriber."""
+        """Add a subscriber."""
         manifest, keyring = self.cell.manifest, self.cell.keyrings[name]
         self.add(name, lambda: Subscriber(manifest, keyring), manifest.broker_ids)
 
-    def _look_whether_begun(self, name: NodeId, channel: Channel) -> None:
-        """A broker has answered a subscription: perhaps it was the last one needed."""
+    def _check_begun(self, name: NodeId, channel: Channel) -> None:
+        """Record the start of a subscription if a broker's answer was the last one needed."""
         reader = self.facts.reader(name, channel)
         if reader is None or reader.standing_at is not None:
             return
         node = self.nodes[name]
 
-        def look() -> None:
+        def check() -> None:
             if node.up and isinstance(node.machine, Subscriber) and node.machine.joined(channel):
                 self.facts.begun(name, channel, self.scheduler.now)
 
-        # Once the machine has taken the answer in.
-        self.scheduler.after(0, look)
+        # After the machine has handled the answer.
+        self.scheduler.after(0, check)
 
     def _ordered(self, order: Stream) -> int:
-        """The last number of a stream, or position of an order, that any correct broker has."""
-        reach = 0
+        """The last number of a stream, or position of a channel, that any correct broker has."""
+        last = 0
         for name in self.facts.manifest.broker_ids:
             machine = self.nodes[name].machine if name in self.nodes else None
             served = machine.served(order) if isinstance(machine, Broker) else None
             if served is not None and self.adversary.is_correct(name):
-                reach = max(reach, served.carrier.ledger.next - 1)
-        return reach
+                last = max(last, served.carrier.ledger.next - 1)
+        return last
 
     def _holds(self, broker: NodeId, stream: Stream, number: int) -> bool:
-        """Whether a broker that is up has a number of a lane, and would not take it back."""
+        """Whether a broker that is up holds a number of a lane finally."""
         node = self.nodes.get(broker)
         machine = node.machine if node is not None and node.up else None
         served = machine.served(stream.data) if isinstance(machine, Broker) else None
@@ -181,39 +177,39 @@ class CellWorld(World[CellFacts]):
 
     # ----------------------------------------------------- applications
 
-    def _go_on(self, publisher: NodeId) -> None:
-        """Whatever an earlier life submitted is submitted again, from the first on."""
+    def _resubmit(self, publisher: NodeId) -> None:
+        """Submit everything of an earlier life that the present one has not submitted."""
         node = self.nodes[publisher]
         machine = node.machine
         if not node.up or not isinstance(machine, Publisher):
             return
         for stream, published in list(self.facts.published.items()):
             if stream.publisher == publisher and stream.line is not None:
-                said = machine.published(stream.channel)
-                bodies = tuple(body for body, _ in published[said:])
+                count = machine.published(stream.channel)
+                bodies = tuple(body for body, _ in published[count:])
                 if bodies:
                     node.feed(Submit(stream.channel, bodies))
 
     def submit(self, publisher: NodeId, channel: Channel, bodies: tuple[bytes, ...]) -> None:
-        """The application publishes, as far as its publisher has room."""
-        self._go_on(publisher)
+        """Publish, if the publisher's buffer has room."""
+        self._resubmit(publisher)
         node = self.nodes[publisher]
         machine = node.machine
         if node.up and isinstance(machine, Publisher) and machine.room(channel) >= len(bodies):
             node.feed(Submit(channel, bodies))
 
     def join(self, subscriber: NodeId, channel: Channel) -> None:
-        """The application subscribes."""
+        """Subscribe."""
         if self.facts.reader(subscriber, channel) is None:
             self.nodes[subscriber].feed(Join(channel))
 
     def read(self, subscriber: NodeId, channel: Channel) -> None:
-        """The application wants everything that is still held."""
+        """Subscribe from the oldest retained publication on."""
         self.nodes[subscriber].feed(Leave(channel))
         self.nodes[subscriber].feed(Join(channel, 0))
 
     def extract(self, subscriber: NodeId, channel: Channel, count: int) -> None:
-        """The application reads again, and once, so much of what it accepted last."""
+        """Read the last `count` accepted positions again, as a range."""
         reader = self.facts.reader(subscriber, channel)
         if reader is not None and reader.position:
             start = max(1, reader.position - count + 1)
@@ -221,42 +217,40 @@ class CellWorld(World[CellFacts]):
             self.nodes[subscriber].feed(Join(channel, start, until=reader.position + 1))
 
     def leave(self, subscriber: NodeId, channel: Channel) -> None:
-        """The application has had enough."""
+        """Unsubscribe."""
         self.nodes[subscriber].feed(Leave(channel))
 
     def prove(self, subscriber: NodeId, channel: Channel) -> None:
-        """The application wants a receipt of what it accepted last of each stream."""
+        """Ask for a receipt of the last publication accepted on each stream."""
         reader = self.facts.reader(subscriber, channel)
-        if reader is not None and reader.placed is not None:
-            stream, number = reader.placed
-            digest = reader.accepted[stream][-1][1]
-            for body, _ in self.facts.published.get(stream, [])[number - 1 : number]:
-                contents = label(stream, number) + body
-                if self.cell.manifest.hash(contents) == digest:
-                    order = Prove(total_order(channel), reader.position, contents)
-                    self.nodes[subscriber].feed(order)
+        if reader is None:
             return
-        for stream, accepted in list(reader.accepted.items()) if reader is not None else ():
-            number, digest = accepted[-1]
+        streams = list(reader.accepted) if reader.placed is None else [reader.placed[0]]
+        for stream in streams:
+            number, digest = reader.accepted[stream][-1]
             for body, _ in self.facts.published.get(stream, [])[number - 1 : number]:
-                if self.cell.manifest.hash(body) == digest:
-                    self.nodes[subscriber].feed(Prove(stream, number, body))
+                request = Prove(stream, number, body)
+                if reader.placed is not None:
+                    contents = label(stream, number) + body
+                    request = Prove(total_order(channel), reader.position, contents)
+                if self.cell.manifest.hash(request.contents) == digest:
+                    self.nodes[subscriber].feed(request)
 
     def recall(self, subscriber: NodeId, channel: Channel, count: int) -> None:
-        """The application wants so many of the positions that it accepted last once more."""
+        """Recall the last `count` accepted positions."""
         reader = self.facts.reader(subscriber, channel)
         if reader is not None and reader.position:
             first = max(1, reader.position - count + 1)
             self.nodes[subscriber].feed(Recall(channel, first, reader.position - first + 1))
 
-    def roll(
+    def restart_in_turn(
         self, brokers: Sequence[NodeId], pause_ms: int, then: Callable[[], None], *, wipe: bool
     ) -> None:
-        """Restart brokers, perhaps without their disks, each once all of them have caught up.
+        """Restart brokers one by one, perhaps without their disks, each once all have caught up.
 
-        As an operator would: none of them counts as faulty, for none lacks anything when the next
-        one goes. One that had caught up may turn out to lack something when a publisher reaches it
-        again, so it is not enough to look at the last one.
+        None of them counts as faulty, since none lacks anything when the next one restarts. All
+        brokers are checked, and not only the last one: one that had caught up may lack something
+        again when a publisher reconnects to it.
         """
         self.facts.restarting = tuple(brokers)
         if not brokers:
@@ -270,44 +264,28 @@ class CellWorld(World[CellFacts]):
         self.network.break_all(broker)
         self.adversary.injected += 1
 
-        def look() -> None:
+        def check() -> None:
             if all(self._caught_up(name) for name in self.facts.manifest.broker_ids):
-                self.roll(others, pause_ms, then, wipe=wipe)
+                self.restart_in_turn(others, pause_ms, then, wipe=wipe)
             else:
-                self.scheduler.after(pause_ms, look)
+                self.scheduler.after(pause_ms, check)
 
-        def back() -> None:
+        def restart() -> None:
             self.adversary.restart(broker)
-            self.scheduler.after(pause_ms, look)
+            self.scheduler.after(pause_ms, check)
 
-        self.scheduler.after(pause_ms, back)
+        self.scheduler.after(pause_ms, restart)
 
     def _caught_up(self, broker: NodeId) -> bool:
-        """What a status page says; neither faulty brokers nor lying publishers are waited for."""
+        """Whether a broker reports no lag, faulty brokers and lying publishers aside."""
         node = self.nodes[broker]
         if not self.adversary.is_correct(broker):
             return True
         if not node.up or not isinstance(node.machine, Broker):
             return False
         faulty = [f"/{name}@" for name in self.adversary.faulty]
-        waits = node.machine.catching_up()
-        held_up = [what for what in waits if any(name in what for name in faulty)]
+        lags = node.machine.catching_up()
+        held_up = [lag for lag in lags if any(name in lag for name in faulty)]
         if held_up:
             self.facts.held_up_at = self.scheduler.now
-        return len(held_up) == len(waits)
-
-    def stop(
-        self,
-        node: NodeId,
-        *,
-        wipe: bool = False,
-        tear: int = 0,
-        corrupt: bool = False,
-        remembers: bool = True,
-    ) -> None:
-        """A node crashes."""
-        if self.nodes[node].up:
-            self.adversary.crash(node, wipe=wipe, tear=tear, corrupt=corrupt, remembers=remembers)
-            self.facts.stopped(node, self.scheduler.now)
-            if self.adversary.has_lost_contents():
-                self.facts.lost_at = self.scheduler.now
+        return len(held_up) == len(lags)
