@@ -113,7 +113,7 @@ def test_draw_none_is_left_alone() -> None:
 
 def test_scripts_of_leaders_use_every_part_of_the_plot() -> None:
     faults = [
-        c.fault for s in range(120) for c in draw(s, "total", "leaders", beside=False).corruptions
+        c.fault for s in range(120) for c in draw(s, "total", "leaders", extras=False).corruptions
     ]
     assert {"show-to-some", "false-stop-data", "late-words"} <= set(faults)
     acts = [act.what for s in range(40) for act in draw(s, "total-crash", "leaders").acts]

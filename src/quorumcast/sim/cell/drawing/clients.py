@@ -1,110 +1,107 @@
-"""What applications do: subscribe, publish, read the past, want receipts, crash and come back."""
+"""Acts of clients: subscribe, publish, read the past, ask for receipts, crash and restart."""
 
 from __future__ import annotations
 
 import random
 
 from quorumcast.core.ids import NodeId
-from quorumcast.sim.cell.drawing.scene import ORDERS, Scene
+from quorumcast.sim.cell.drawing.draft import ORDERS, Draft
 
-#: Publications of one submission, and where streams outlast what is retained.
+#: Publications of one submission; the large ones are for streams that outgrow retention.
 AMOUNTS, LARGE_AMOUNTS = (1, 1, 1, 2, 3, 8), (4, 8, 8, 16, 24)
 
 
-def draw_readers(scene: Scene) -> None:
-    """Subscribers that come, come late, leave and return."""
-    rng = scene.rng
-    for index, subscriber in enumerate(scene.subscribers):
-        for channel in scene.readable(subscriber):
+def draw_readers(draft: Draft) -> None:
+    """Subscribers join, some late; some leave and return."""
+    rng = draft.rng
+    for index, subscriber in enumerate(draft.subscribers):
+        for channel in draft.readable(subscriber):
             late = index > 0 and rng.randrange(3) == 0
-            joins = scene.moment() if late else rng.randrange(20)
-            scene.act(joins, "join", subscriber, channel)
+            joins = draft.random_time() if late else rng.randrange(20)
+            draft.act(joins, "join", subscriber, channel)
             if index > 0 and rng.randrange(5) == 0:
                 leaves = joins + rng.randrange(50, 300)
-                scene.act(leaves, "leave", subscriber, channel)
+                draft.act(leaves, "leave", subscriber, channel)
                 if rng.randrange(2):
-                    scene.act(leaves + rng.randrange(1, 100), "join", subscriber, channel)
+                    draft.act(leaves + rng.randrange(1, 100), "join", subscriber, channel)
 
 
-def draw_workload(scene: Scene) -> None:
-    """Publications at any time; in large amounts where streams are to outlast what is retained."""
-    rng = scene.rng
+def draw_workload(draft: Draft) -> None:
+    """Publishers submit at random times, more at once if retention is short."""
+    rng = draft.rng
     start = rng.choice((0, 60, 60))
-    for publisher in scene.publishers:
-        for channel in scene.writable(publisher):
-            submissions = rng.randrange(15, 50) if scene.long else rng.randrange(4, 16)
-            for _ in range(submissions // 2 if scene.brief else submissions):
-                at = start + rng.randrange(max(1, scene.safety_ms - start))
-                amount = rng.choice(LARGE_AMOUNTS if scene.brief else AMOUNTS)
-                scene.act(at, "submit", publisher, channel, amount)
+    for publisher in draft.publishers:
+        for channel in draft.writable(publisher):
+            submissions = rng.randrange(15, 50) if draft.long else rng.randrange(4, 16)
+            for _ in range(submissions // 2 if draft.short_retention else submissions):
+                at = start + rng.randrange(max(1, draft.safety_ms - start))
+                amount = rng.choice(LARGE_AMOUNTS if draft.short_retention else AMOUNTS)
+                draft.act(at, "submit", publisher, channel, amount)
 
 
-def draw_late_readers(scene: Scene) -> None:
-    """Subscribers that want the past, all that is held or, where there is one order, a part."""
-    rng = scene.rng
-    for reader in scene.subscribers:
+def draw_late_readers(draft: Draft) -> None:
+    """Subscribers read all that is retained or, with total order, a range of positions."""
+    rng = draft.rng
+    for reader in draft.subscribers:
         for _ in range(rng.randrange(3)):
-            what = rng.choice(("read", "extract") if scene.policy.total else ("read",))
-            scene.act(scene.moment(), what, reader, ORDERS, rng.randrange(1, 80))
-    scene.act(scene.safety_ms, "read", scene.subscribers[-1], ORDERS)
+            what = rng.choice(("read", "extract") if draft.policy.total else ("read",))
+            draft.act(draft.random_time(), what, reader, ORDERS, rng.randrange(1, 80))
+    draft.act(draft.safety_ms, "read", draft.subscribers[-1], ORDERS)
 
 
-def draw_questions(scene: Scene) -> None:
-    """Subscribers that want receipts, and positions of an order once more, all the time."""
-    rng = scene.rng
-    for reader in scene.subscribers:
-        for channel in scene.readable(reader):
+def draw_requests(draft: Draft) -> None:
+    """Subscribers ask for receipts and, with total order, recall positions."""
+    rng = draft.rng
+    for reader in draft.subscribers:
+        for channel in draft.readable(reader):
             for _ in range(rng.randrange(4)):
-                scene.act(scene.moment(), "prove", reader, channel)
-            for _ in range(rng.randrange(4) if scene.policy.total else 0):
-                scene.act(scene.moment(), "recall", reader, channel, rng.randrange(1, 60))
+                draft.act(draft.random_time(), "prove", reader, channel)
+            for _ in range(rng.randrange(4) if draft.policy.total else 0):
+                draft.act(draft.random_time(), "recall", reader, channel, rng.randrange(1, 60))
 
 
-def draw_crashes(scene: Scene) -> None:
-    """Publishers and subscribers crash once and come back."""
-    rng = scene.rng
-    for client in scene.clients:
+def draw_client_crashes(draft: Draft) -> None:
+    """Most publishers and subscribers crash once and restart."""
+    rng = draft.rng
+    for client in draft.clients:
         if rng.randrange(3) == 0:
             continue
-        back = _crash(scene, client, scene.moment(60))
-        if client in scene.subscribers:
-            scene.act(back + 1, "join", client, ORDERS)
+        back = _crash(draft, client, draft.random_time(60))
+        if client in draft.subscribers:
+            draft.act(back + 1, "join", client, ORDERS)
 
 
-def draw_lives(scene: Scene) -> None:
-    """Publishers that crash again and again, and publish in between, while a reader is cut off."""
-    rng = scene.rng
-    lonely = rng.choice(scene.subscribers)
-    cut = scene.moment() // 2
-    scene.act(cut, "partition", peers=(lonely,))
-    scene.act(rng.randrange(cut, scene.safety_ms), "heal")
-    for publisher in scene.publishers:
+def draw_incarnations(draft: Draft) -> None:
+    """Publishers crash repeatedly and publish in between, while a subscriber is cut off."""
+    rng = draft.rng
+    isolated = rng.choice(draft.subscribers)
+    cut = draft.random_time() // 2
+    draft.act(cut, "partition", peers=(isolated,))
+    draft.act(rng.randrange(cut, draft.safety_ms), "heal")
+    for publisher in draft.publishers:
         for _ in range(rng.randrange(2, 9)):
-            back = _crash(scene, publisher, scene.moment(60))
-            for channel in scene.writable(publisher):
-                amount = rng.choice(LARGE_AMOUNTS if scene.brief else AMOUNTS)
-                scene.act(back + rng.randrange(1, 40), "submit", publisher, channel, amount)
+            back = _crash(draft, publisher, draft.random_time(60))
+            for channel in draft.writable(publisher):
+                amount = rng.choice(LARGE_AMOUNTS if draft.short_retention else AMOUNTS)
+                draft.act(back + rng.randrange(1, 40), "submit", publisher, channel, amount)
 
 
-def draw_resumptions(scene: Scene) -> None:
-    """Publishers that go on with their streams after a crash: an order must not care.
-
-    Drawn apart from the rest.
-    """
-    rng = random.Random(f"resuming {scene.seed}")
-    if not scene.policy.total or rng.randrange(3):
+def draw_resumptions(draft: Draft) -> None:
+    """Publishers of a totally ordered channel resume their streams after crashes."""
+    rng = random.Random(f"resuming {draft.seed}")
+    if not draft.policy.total or rng.randrange(3):
         return
-    scene.resuming = tuple(name for name in scene.publishers if name not in scene.liars)
-    for publisher in scene.resuming:
+    draft.resuming = tuple(name for name in draft.publishers if name not in draft.corrupted)
+    for publisher in draft.resuming:
         for _ in range(rng.randrange(3)):
-            at = rng.randrange(60, scene.safety_ms)
-            scene.act(at, "crash", publisher)
-            scene.act(at + rng.randrange(1, 60), "restart", publisher)
+            at = rng.randrange(60, draft.safety_ms)
+            draft.act(at, "crash", publisher)
+            draft.act(at + rng.randrange(1, 60), "restart", publisher)
 
 
-def _crash(scene: Scene, client: NodeId, at_ms: int) -> int:
-    """A crash, and when the client is back."""
-    back = at_ms + scene.rng.randrange(1, 80)
-    scene.act(at_ms, "crash", client)
-    scene.act(back, "restart", client)
+def _crash(draft: Draft, client: NodeId, at_ms: int) -> int:
+    """Crash a client; return the time of its restart."""
+    back = at_ms + draft.rng.randrange(1, 80)
+    draft.act(at_ms, "crash", client)
+    draft.act(back, "restart", client)
     return back

@@ -1,7 +1,7 @@
-"""The weather of single links: distances, asymmetry, loss in one direction, and how these change.
+"""Conditions of single links: distance, asymmetry, loss in one direction, and changes of these.
 
-A cell whose links are all alike never shows what a node far away meets: votes that come when
-everybody else is done, answers that overtake each other, a leader that seems silent to some.
+Uniform links hide what a distant node meets: votes after the decision, answers out of order, a
+leader that seems silent to some brokers only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quorumcast.sim.kernel.network import LinkWeather
 #: Latencies, in milliseconds, from the same rack to another continent.
 NEAR_MS = (0, 1, 1, 3)
 FAR_MS = (15, 30, 50, 100, 200)
-#: Packets lost of a thousand.
+#: Loss in packets per thousand.
 LOSSY = (50, 150, 300)
 
 Pair = tuple[NodeId, NodeId]
@@ -24,7 +24,7 @@ Pair = tuple[NodeId, NodeId]
 def draw_links(
     rng: random.Random, brokers: Sequence[NodeId], clients: Sequence[NodeId], during_ms: int
 ) -> tuple[LinkWeather, ...]:
-    """Links that differ from the rest, each direction by itself; in a third of the draws none."""
+    """Conditions of links that differ from the rest; in a third of the draws there are none."""
     everyone = (*brokers, *clients)
     pairs = [
         (a, b) for a in everyone for b in everyone if a != b and (a in brokers or b in brokers)
@@ -51,7 +51,7 @@ def _link(rng: random.Random, pair: Pair, latency_ms: int, since_ms: int = 0) ->
 def _far(
     rng: random.Random, node: NodeId, pairs: Sequence[Pair], since_ms: int = 0
 ) -> list[LinkWeather]:
-    """One node is far from everybody: the same distance, there and back."""
+    """One node is equally far from all others, in both directions."""
     latency_ms = rng.choice(FAR_MS)
     return [LinkWeather(*pair, latency_ms, 2, 0, since_ms) for pair in pairs if node in pair]
 
@@ -59,7 +59,7 @@ def _far(
 def _changing(
     rng: random.Random, everyone: Sequence[NodeId], pairs: Sequence[Pair], during_ms: int
 ) -> list[LinkWeather]:
-    """Now one node is far away, now another, and single directions come and go in between."""
+    """One node after the other is far away for a while, and single directions change between."""
     changes: list[LinkWeather] = []
     at = 0
     while at < during_ms:

@@ -122,7 +122,7 @@ def statuses(
 def labelled_run(seed: int) -> dict[str, dict[str, list[object]]]:
     """Simulate one run; return its observations, documents, manifest and labels as columns."""
     # One fault at a time: a label describes the deeds of one node.
-    plan = draw(seed, None, adversary_of(seed), beside=False)
+    plan = draw(seed, None, adversary_of(seed), extras=False)
     run = perform_observed(plan)
     name = f"sim-{seed}-{plan.policy.name}-{plan.adversary}"
     liars = _false_witnesses(seed, plan, run)

@@ -1,0 +1,105 @@
+"""Extra ingredients: further faults and events beside a scenario's adversary.
+
+Most bugs show only where two things meet: a restart and a lie, a slow link and a full window. So
+nearly every scenario gets some extras. Those that make brokers faulty are left out if the brokers
+that may be faulty have a fault already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from quorumcast.sim.cell.drawing.clients import (
+    draw_client_crashes,
+    draw_incarnations,
+    draw_late_readers,
+    draw_requests,
+)
+from quorumcast.sim.cell.drawing.draft import Draft
+from quorumcast.sim.cell.drawing.faults import (
+    draw_faulty_brokers,
+    draw_faulty_clients,
+    draw_intruder,
+)
+from quorumcast.sim.cell.drawing.world import (
+    draw_amnesia,
+    draw_crash,
+    draw_crash_recover,
+    draw_cuts,
+    draw_isolation,
+    draw_partitions,
+    draw_pauses,
+    draw_theft,
+)
+from quorumcast.sim.cell.harm import RETAINING, applicable
+
+#: Number of extras that the adversary "several" has for certain.
+SEVERAL = 3
+
+
+class Ingredient(msgspec.Struct, frozen=True):
+    """An extra that is added to one scenario in `once_in`, if it fits."""
+
+    draw: Callable[[Draft], None]
+    once_in: int
+    fits: Callable[[Draft], bool] = lambda draft: True
+
+
+def _may_corrupt(draft: Draft) -> bool:
+    """Whether no broker is faulty yet, and no restart has made a broker lose its contents."""
+    restarted = not draft.policy.total and any(
+        act.what == "crash" and act.node in draft.brokers for act in draft.acts
+    )
+    return not (restarted or draft.doomed or any(name in draft.corrupted for name in draft.brokers))
+
+
+def _may_forget(draft: Draft) -> bool:
+    return _may_corrupt(draft) and applicable("amnesia", draft.policy)
+
+
+def _may_restart(draft: Draft) -> bool:
+    """Whether brokers have journals, and restarts lose no more contents than the model allows.
+
+    Without total order a journal keeps no contents, so there must be no faulty brokers beside.
+    """
+    return draft.policy.journal and (draft.policy.total or _may_corrupt(draft))
+
+
+def _may_steal_key(draft: Draft) -> bool:
+    return not draft.extra_subscribers and applicable("theft", draft.policy)
+
+
+INGREDIENTS = (
+    Ingredient(draw_requests, 2),
+    Ingredient(draw_faulty_clients, 4),
+    Ingredient(draw_faulty_brokers, 4, _may_corrupt),
+    Ingredient(draw_crash_recover, 4, _may_restart),
+    Ingredient(draw_isolation, 5),
+    Ingredient(draw_partitions, 8),
+    Ingredient(draw_cuts, 8),
+    Ingredient(draw_pauses, 8),
+    Ingredient(draw_client_crashes, 8),
+    Ingredient(draw_incarnations, 8),
+    Ingredient(draw_late_readers, 6),
+    Ingredient(draw_crash, 12, _may_corrupt),
+    Ingredient(draw_amnesia, 12, _may_forget),
+    Ingredient(draw_theft, 10, _may_steal_key),
+    Ingredient(draw_intruder, 3),
+)
+
+
+def draw_extras(draft: Draft) -> None:
+    """Add some of the extras that fit."""
+    rng = draft.rng
+    if draft.adversary in RETAINING:
+        # Correct brokers lose contents there, so further faults would be too much.
+        draw_requests(draft)
+        return
+    chosen = [one for one in INGREDIENTS if rng.randrange(one.once_in) == 0]
+    if draft.adversary == "several":
+        chosen += rng.sample(INGREDIENTS, SEVERAL)
+    for ingredient in chosen:
+        if ingredient.fits(draft):
+            ingredient.draw(draft)
