@@ -21,8 +21,8 @@ from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.named.state import SubscriptionState
 from quorumcast.ordering.messages import Offer
 from quorumcast.sim.cell.cells import channel_entry, identity_of, make_simulated_cell, operator_of
-from quorumcast.sim.cell.consumers import examine_subscriptions
 from quorumcast.sim.cell.judges import documents
+from quorumcast.sim.cell.judges.subscriptions import examine_subscriptions
 from quorumcast.sim.cell.mangling import PER_KIND, Mangle, alter
 from quorumcast.sim.systems import run_scenario
 

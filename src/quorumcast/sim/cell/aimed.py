@@ -1,8 +1,7 @@
 """Aimed attacks: faults that only the simulator commits, by name, so that plans can be stored.
 
-The catalogue (`faults.catalogue`) has the misbehaviour that everybody should expect of a running
-cell. These aim at one moment of one protocol: a restart, a leader change, an `Open`. They obey the
-same model: each acts with the keys of its own node only.
+Unlike those of the catalogue (`faults.cell.catalogue`), each aims at one moment of one protocol: a
+restart, a leader change, an `Open`. Each acts with the keys of its own node only.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from quorumcast.ordering.messages import (
 )
 from quorumcast.sim.cell.mangling import Mangle
 
-#: Runs that a publisher with a second story remembers, of each lane.
+#: Number of runs that `Retell` remembers.
 REMEMBERED = 64
-#: Policies without one order for everything that do not trust publishers.
+#: Policies without total order that do not trust publishers.
 FIFO = ("ab", "ab+history", "brb", "chain", "chain+history")
-#: What nodes of each role are called that alter everything.
+#: The name of the fault `Mangle`, by role.
 MANGLE = {
     Role.BROKER: "mangle",
     Role.PUBLISHER: "mangling-publisher",
@@ -49,10 +48,10 @@ MANGLE = {
 
 
 class Retell(EquivocatingPublisher):
-    """Tells brokers another story from the first number on, once they have been away.
+    """Sends other contents, from the first number on, to brokers that reconnect.
 
-    A broker that is introduced to the stream a second time was cut off or has restarted: if it does
-    not know what it vouched for, it believes whatever it is told now.
+    Such a broker was cut off or has restarted. If it has forgotten what it vouched for, it believes
+    the other contents.
     """
 
     __slots__ = ("_introduced", "_runs")
@@ -85,9 +84,9 @@ class Retell(EquivocatingPublisher):
 
 
 class OpenAhead(Tampering):
-    """Opens its stream far ahead, to some brokers or to all, and goes on there.
+    """Opens its stream far ahead, to some brokers or to all, and continues there.
 
-    Whoever follows it there and drops what it holds leaves subscribers apart that were cut off.
+    A broker that follows and drops what it holds fails subscribers that were cut off.
     """
 
     __slots__ = ("_ahead", "_from", "_misled")
@@ -116,7 +115,7 @@ class OpenAhead(Tampering):
 
 
 class ShowToSome(Tampering):
-    """Shows its proposals, and what it votes for, to some brokers only."""
+    """Sends its proposals and votes to some brokers only."""
 
     __slots__ = ("_shown",)
 
@@ -131,8 +130,8 @@ class ShowToSome(Tampering):
         return self.without(send, [peer for peer in send.to if peer not in self._shown])
 
 
-class LateWords(Tampering):
-    """Says what a leader change needs, and says it late."""
+class LateMessages(Tampering):
+    """Delays the messages of a leader change."""
 
     __slots__ = ("_delay_ms",)
 
@@ -150,7 +149,7 @@ class Trespass(Tampering):
     """Asks for everything on every channel, in every way that a message allows."""
 
     __slots__ = ("_number",)
-    #: Questions asked at most: answers would feed it for ever.
+    #: Limit of requests: otherwise each answer would cause another.
     MOST = 40
 
     def __init__(self, name: str, context: FaultContext) -> None:
@@ -170,7 +169,7 @@ class Trespass(Tampering):
         if channel.policy.total:
             stream = rng.choice((stream, total_order(channel.name), total_order(channel.name)))
         first, log = rng.randrange(1, 20), channel.policy.protection
-        questions: list[Message] = [
+        requests: list[Message] = [
             Subscribe(channel.name, (Cursor(stream, 1),), bodies=True),
             Subscribe(channel.name, (), bodies=True),
             Subscribe(rng.choice(manifest.channels).name, (Cursor(stream, 1),), bodies=True),
@@ -183,7 +182,7 @@ class Trespass(Tampering):
             LogQuery(log, 1, stuck=True),
             ChunkQuery(log, 6, 0),
         ]
-        return [send, *(Send(manifest.broker_ids, question) for question in questions)]
+        return [send, *(Send(manifest.broker_ids, request) for request in requests)]
 
 
 def _aimed(
@@ -191,41 +190,30 @@ def _aimed(
     role: Role,
     fault: type[Tampering],
     description: str,
-    *,
     only_under: tuple[str, ...] = (),
+    *,
     benign: bool = False,
 ) -> CatalogueEntry:
-    valid = CRASH_LIVE if role is Role.BROKER else ALL
+    valid_under = CRASH_LIVE if role is Role.BROKER else ALL
     return CatalogueEntry(
-        name=name,
-        role=role,
-        kind=fault,
-        trace=Footprint.NOTHING,
-        description=description,
-        valid_under=valid,
-        benign=benign,
-        only_under=only_under,
+        name, role, fault, Footprint.NOTHING, description, (), valid_under, benign, only_under
     )
 
 
 _ENTRIES = (
     _aimed("retell", Role.PUBLISHER, Retell,
-           "tells brokers that were away another story, from the first number on",
-           only_under=FIFO),
+           "tells brokers that were away another story, from the first number on", FIFO),
     _aimed("open-ahead", Role.PUBLISHER, OpenAhead,
-           "opens its stream far ahead, and goes on there", only_under=FIFO),
+           "opens its stream far ahead, and goes on there", FIFO),
     _aimed("show-to-some", Role.BROKER, ShowToSome,
-           "shows proposals and votes to some brokers only", only_under=TOTAL, benign=True),
-    _aimed("late-words", Role.BROKER, LateWords,
-           "says late what a leader change needs", only_under=TOTAL, benign=True),
+           "shows proposals and votes to some brokers only", TOTAL, benign=True),
+    _aimed("late-words", Role.BROKER, LateMessages,
+           "says late what a leader change needs", TOTAL, benign=True),
     _aimed("trespass", Role.SUBSCRIBER, Trespass,
            "asks for everything on every channel, with or without the right"),
-    _aimed(MANGLE[Role.BROKER], Role.BROKER, Mangle,
-           "repeats what it says and hears with one thing altered, in its own name"),
-    _aimed(MANGLE[Role.PUBLISHER], Role.PUBLISHER, Mangle,
-           "repeats what it says and hears with one thing altered, in its own name"),
-    _aimed(MANGLE[Role.SUBSCRIBER], Role.SUBSCRIBER, Mangle,
-           "repeats what it says and hears with one thing altered, in its own name"),
+    *(_aimed(name, role, Mangle,
+             "repeats what it says and hears with one thing altered, in its own name")
+      for role, name in MANGLE.items()),
 )  # fmt: skip
 
 #: Every aimed attack by its name.

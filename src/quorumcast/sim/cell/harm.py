@@ -1,4 +1,4 @@
-"""What can go wrong in a run beside the faults of the catalogue, by name."""
+"""The adversaries of a cell by name, and the policies that withstand each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from quorumcast.faults.cell.entry import CatalogueEntry, Role
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.aimed import AIMED
 
-#: What the world does to nodes and links, beside the faults of the catalogue.
+#: Adversaries that are not faults of single nodes: crashes, networks, conspiracies and the like.
 WORLD = {
     "none": "nothing: only the weather",
     "crash": "f brokers stop for good",
@@ -36,13 +36,13 @@ WORLD = {
 ADVERSARIES = (*WORLD, *CATALOGUE, *AIMED)
 #: Adversaries of total order alone.
 TOTAL_WORLD = ("blackout", "pause", "wiped", "leaders")
-#: These take their time: leaders change by the second, and so do members.
+#: Adversaries that need a long safety phase, because leaders or members change.
 LONG = (*TOTAL_WORLD, "members", "isolation")
-#: Brokers restart in these and are still correct.
+#: Adversaries under which brokers restart and stay correct, so that they need a journal.
 JOURNALED = ("crash-recover", "blackout", "members", "retelling")
-#: Brokers forget in these without being faulty, and get back from others what these retain.
+#: Adversaries under which correct brokers lose contents and recover them from others.
 RETAINING = ("rolling", "members", "retelling")
-#: What brokers do that help a lying publisher, and one that lies about what is to be ordered.
+#: Faults of brokers that help a lying publisher, without and with total order.
 ACCOMPLICES = ("drop", "alter", "equivocate", "withhold-bodies", "lie-acks", "silent")
 ORDERING_ACCOMPLICES = (
     "equivocating-leader",
@@ -56,19 +56,19 @@ ORDERING_ACCOMPLICES = (
 
 
 def entry_of(name: str) -> CatalogueEntry | None:
-    """What the catalogue, or the list of aimed attacks, says of a fault."""
+    """The entry of a fault or aimed attack."""
     return CATALOGUE.get(name) or AIMED.get(name)
 
 
 def applicable(adversary: str, policy: Policy) -> bool:
-    """Whether a policy is meant to withstand this adversary at all."""
+    """Whether a policy claims to withstand this adversary."""
     entry = entry_of(adversary)
     if adversary in TOTAL_WORLD and not policy.total:
         return False
-    # Brokers of a chain get nothing back from one another.
+    # Brokers of a chain do not recover contents from one another.
     if adversary in ("rolling", "retelling") and policy.chained:
         return False
-    # In an order manifests are ordered as well: see "members".
+    # With total order, manifests are ordered as well: see "members".
     if adversary in ("rolling", "theft") and policy.total:
         return False
     if entry is not None and entry.only_under and policy.name not in entry.only_under:
@@ -85,6 +85,6 @@ def applicable(adversary: str, policy: Policy) -> bool:
 
 
 def faults_of(role: Role, policy: Policy) -> list[str]:
-    """What nodes of a role may do under a policy that claims to withstand it."""
+    """The faults of a role that a policy claims to withstand."""
     faults = {**CATALOGUE, **AIMED}
     return [n for n, e in faults.items() if e.role is role and applicable(n, policy)]

@@ -1,11 +1,10 @@
-"""Words with one thing altered: an adversary that needs to know nothing of any protocol.
+"""A fault that sends messages with one thing altered, without knowledge of any protocol.
 
-It takes what its node says, or has heard from others, alters one thing in it (a number, a name, a
-digest, a signature, an element of a list, the kind of message) and says that as well, in its own
-name. Its own statements are signed anew, its own MACs made anew: what is wrong with the message is
-then what it says, and not how it is written. Whatever a correct node has to refuse comes up sooner
-or later: other streams, lives and epochs, numbers outside every window, doubled and missing votes,
-statements of others under its own name, messages that only brokers or only clients may send.
+It alters one thing of a message that its node sends or has received: a number, a name, a digest, a
+signature, an element of a list, or the kind of message. It renews its own signatures and MACs, so
+that the altered message is authentic. Sooner or later it sends everything that a correct node must
+reject: other streams, lives and epochs, numbers outside every window, double votes, statements of
+others, messages that only another role may send.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from quorumcast.faults.contract import Later
 from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import sign_offer
 
-#: Altered messages of each kind, and one in how many of what is said is altered.
+#: Limit of altered messages of each kind; after the first few, one message in `ONE_IN` is altered.
 PER_KIND, ONE_IN = 12, 3
 
 _KINDS: tuple[type[msgspec.Struct], ...] = get_args(CellMessage)
@@ -48,9 +47,9 @@ _signed: msgspec.msgpack.Decoder[Signed] = msgspec.msgpack.Decoder(Signed)
 
 
 class Mangle(Tampering):
-    """Says words with one thing altered, beside its own or in place of them.
+    """Sends altered messages beside its own or instead of them.
 
-    Kinds of messages take turns: answers that are rare matter as much as votes.
+    Each kind of message is altered equally often, since rare answers matter as much as votes.
     """
 
     __slots__ = ("_altered", "_known")
@@ -58,7 +57,7 @@ class Mangle(Tampering):
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
         self._altered: Counter[type] = Counter()
-        #: The last message of each kind that it said or heard.
+        #: The last message of each kind that it sent or received.
         self._known: dict[type, tuple[Message, Bodies]] = {}
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
@@ -75,7 +74,7 @@ class Mangle(Tampering):
         return rng.choice(([send, mangled], [mangled, send], [mangled]))
 
     def _mangled(self, send: Send) -> Send:
-        """Something said or heard, altered, for those who were meant or for others."""
+        """An altered message, for its receivers or for other nodes."""
         context, rng = self.context, self.context.rng
         message, bodies = send.message, send.bodies
         if rng.randrange(3) == 0:
@@ -86,7 +85,7 @@ class Mangle(Tampering):
 
 
 def alter(message: Message, bodies: Bodies, context: FaultContext) -> tuple[Message, Bodies]:
-    """A message that differs in one thing; now and then in nothing, for it is said by another."""
+    """A message that differs in one thing, or only in its sender."""
     rng = context.rng
     for _ in range(8):
         changed, contents = message, bodies
@@ -112,7 +111,7 @@ def _is_well_formed(message: Message, bodies: Bodies) -> bool:
 
 
 def _of_another_kind(message: Message, rng: random.Random) -> Message:
-    """The same fields under the name of another message that has them."""
+    """A message of another kind that has the same fields."""
     fields: dict[str, Any] = msgspec.structs.asdict(message)
     kinds = [
         kind
@@ -125,7 +124,7 @@ def _of_another_kind(message: Message, rng: random.Random) -> Message:
 
 
 def _made_consistent(message: Message, bodies: Bodies, context: FaultContext) -> Message:
-    """The same message with digests, signatures and MACs that go with what it says."""
+    """The same message with matching digests, signatures and MACs."""
     if bodies and hasattr(message, "digests"):
         message = replace(message, digests=digests_of(bodies, context))
     if isinstance(message, Offer):
@@ -135,7 +134,7 @@ def _made_consistent(message: Message, bodies: Bodies, context: FaultContext) ->
 
 
 class Altering:
-    """Alters one thing of a value, whatever it is."""
+    """Alters one thing of a value of any type."""
 
     def __init__(self, context: FaultContext) -> None:
         self._context = context
@@ -167,7 +166,7 @@ class Altering:
                 return value
 
     def _names(self, value: str) -> list[str]:
-        """Names that could stand there, most of them of the same kind."""
+        """Names to choose from, mostly of the same kind."""
         manifest = self._context.manifest
         nodes: list[str] = [node.id for node in manifest.nodes]
         channels: list[str] = [channel.name for channel in manifest.channels]
@@ -202,15 +201,15 @@ class Altering:
         return self._rng.choice(others)
 
     def _signed(self, value: Signed) -> Signed:
-        """Other words, signed by this node; or words of others with a signature that is not."""
+        """An altered statement of this node, or one of another node with a false signature."""
         identity = self._context.keyring.identity
-        said = (
+        statement = (
             parse_statement(value.payload)
             or parse_offer(value.payload)
             or parse_stop(value.payload)
             or parse_epoch(value.payload)
         )
-        payload = value.payload if said is None else canonical(self.of(said))
+        payload = value.payload if statement is None else canonical(self.of(statement))
         signature = identity.sign(payload).signature
         if value.signer == identity.name or self._rng.randrange(3) == 0:
             return Signed(identity.name, payload, signature)

@@ -12,7 +12,6 @@ from quorumcast.core.ids import Channel, NodeId
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.faults.cell.entry import Role
 from quorumcast.sim.cell.cells import broker_names, make_simulated_cell, operator_of
-from quorumcast.sim.cell.consumers import examine_subscriptions
 from quorumcast.sim.cell.epochs import (
     Members,
     call_with_stolen_key,
@@ -26,6 +25,7 @@ from quorumcast.sim.cell.judges.checkers import safety_checkers
 from quorumcast.sim.cell.judges.documents import SoundCourt, examine_manifests, examine_quorums
 from quorumcast.sim.cell.judges.facts import may_publish
 from quorumcast.sim.cell.judges.promises import promised
+from quorumcast.sim.cell.judges.subscriptions import examine_subscriptions
 from quorumcast.sim.cell.judges.upkeep import Upkeep
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.world import CellWorld

@@ -1,8 +1,7 @@
-"""A workload in the simulator: its topics as channels, each node as a publisher and a reader.
+"""A recorded workload in the simulator: topics are channels, each node publishes and subscribes.
 
-The plan is written, not drawn: subscribers join first, then every event is published at its time,
-stretched or compressed so that events are `GAP_MS` apart on average. Checkers watch as in any other
-run, and in the end every reader must have accepted every event on its topics. Beside the weather,
+Subscribers join first. Then every event is published at its time, scaled so that events are
+`GAP_MS` apart on average. In the end every subscriber must have accepted every event on its topics.
 f brokers may lie from the start, or stop half-way.
 """
 
@@ -25,21 +24,21 @@ from quorumcast.sim.kernel.network import Weather
 from quorumcast.sim.kernel.plan import MAX_STEPS, Act, Corruption, Outcome
 from quorumcast.sim.systems import perform
 
-#: Between two events, on average.
+#: Average time between two events.
 GAP_MS = 10
-#: When the first event is published: all subscriptions stand.
+#: Time of the first event, when all subscriptions have begun.
 BEGIN_MS = 300
-#: After the last one.
+#: Time between the last event and the liveness phase.
 REST_MS = 200
-#: Steps that a delivery may cost, with all that leads to it.
+#: Largest number of simulation steps per delivery.
 STEPS_PER_DELIVERY = 200
 PATIENCE_MS = 15_000
-#: What may go wrong beside lying brokers.
+#: Adversaries other than faults of the catalogue.
 HARMS = ("none", "crash")
 
 
 class WorkloadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a workload in the simulator."""
+    """The outcome of a workload."""
 
     events: int
     publishers: int
@@ -50,7 +49,7 @@ class WorkloadOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reader_of(node: str) -> NodeId:
-    """The subscriber half of a node: machines are one or the other."""
+    """The subscriber that stands for a node, since a machine is publisher or subscriber."""
     return NodeId(f"{node}:reader")
 
 
@@ -130,12 +129,12 @@ def _distinct(names: Iterable[NodeId]) -> tuple[NodeId, ...]:
 def expected(
     events: Sequence[tuple[int, str, str]], subscribers: Mapping[str, Sequence[str]]
 ) -> int:
-    """Deliveries that there are to be."""
+    """The number of deliveries due."""
     return sum(len(subscribers.get(topic, ())) for _, _, topic in events)
 
 
 def replay(plan: CellPlan, due: int) -> WorkloadOutcome:
-    """Carry a workload's plan out; whoever got less or more than is due broke a promise."""
+    """Execute a workload's plan; another number of deliveries than `due` is a violation."""
     outcome = perform(plan)
     if outcome.deliveries != due and not outcome.violations:
         found = Violation("Deliveries", f"{outcome.deliveries} of {due} events were delivered")
