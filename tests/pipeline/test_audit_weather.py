@@ -33,7 +33,8 @@ class Observed:
         self.cell = make_simulated_cell(4, 1, (channel_entry(ORDERS, policy),))
         self.observers: dict[NodeId, Observer] = {}
         weather = weather or Weather()
-        self.world = CellWorld(self.cell, seed, weather, (), sync_ms=2, watchers=(self,))
+        self.world = CellWorld(self.cell, seed, weather, (), sync_ms=2)
+        self.world.watch(self)
         self.world.add_brokers()
         self.world.add_publisher(ALICE)
         self.began = 0

@@ -39,7 +39,6 @@ from quorumcast.sim.kernel.adversary import Adversary, FaultModel
 from quorumcast.sim.kernel.judging import EffectChecker, Facts, Promise
 from quorumcast.sim.kernel.known_bad import Patch, Variant
 from quorumcast.sim.kernel.network import Weather
-from quorumcast.sim.kernel.node import Watcher
 from quorumcast.sim.kernel.plan import Act, Corruption, Plan
 from quorumcast.sim.kernel.run import Run
 from quorumcast.sim.kernel.world import World
@@ -230,10 +229,10 @@ class Turns:
 class RingRun(Run[RingPlan, World[RingFacts]]):
     """A ring in the simulator."""
 
-    def __init__(self, planned: RingPlan, watchers: Sequence[Watcher] = ()) -> None:
+    def __init__(self, planned: RingPlan) -> None:
         self.ring, weather = Ring(planned.nodes), planned.weather
         keys, names = self.ring.keyrings(), self.ring.names
-        place = World[RingFacts](planned.seed, keys, FAMILY, weather, watchers=watchers)
+        place = World[RingFacts](planned.seed, keys, FAMILY, weather)
         model = FaultModel(len(names) - 2, {"double": partial(Doubling, names)})
         handle = Adversary(model, place.scheduler, place.network, place.nodes)
         place.judge(RingFacts(handle), [OneHolder()])

@@ -18,7 +18,6 @@ import msgspec
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.core.errors import UsageError
 from quorumcast.sim.kernel.known_bad import Catch, Variant, caught_by, mistaken
-from quorumcast.sim.kernel.node import Watcher
 from quorumcast.sim.kernel.plan import Outcome, Plan
 from quorumcast.sim.kernel.run import Run
 from quorumcast.sim.kernel.tracing import Tracer, Tracing
@@ -36,7 +35,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     plan: type[Plan]
     #: Returns the plan for a seed, a policy and an adversary (None: any).
     draw: Callable[[int, str | None, str | None], Plan]
-    run: Callable[[Any, Sequence[Watcher]], Run[Any, Any]]
+    run: Callable[[Any], Run[Any, Any]]
     tracing: Tracing = Tracing()
     #: Returns the known-bad variants; a function, so that they are imported only when needed.
     variants: Callable[[], Sequence[Variant]] = tuple
@@ -65,7 +64,7 @@ def find(name: str) -> System:
 def perform(plan: Plan, trace: Path | None = None) -> Outcome:
     """Execute a plan; write a trace if a directory is given."""
     system = find(plan.system)
-    run = system.run(plan, ())
+    run = system.run(plan)
     tracer = Tracer(run, system.tracing, trace) if trace is not None else None
     outcome = run.perform()
     if tracer is not None:

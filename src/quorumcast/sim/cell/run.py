@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -30,7 +29,6 @@ from quorumcast.sim.cell.judges.upkeep import Upkeep
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.judging import Promise
-from quorumcast.sim.kernel.node import Watcher
 from quorumcast.sim.kernel.plan import Act
 from quorumcast.sim.kernel.run import Run
 
@@ -53,7 +51,7 @@ def promises_validity(plan: CellPlan) -> bool:
 class CellRun(Run[CellPlan, CellWorld]):
     """The execution of one plan for a cell."""
 
-    def __init__(self, plan: CellPlan, watchers: Sequence[Watcher] = ()) -> None:
+    def __init__(self, plan: CellPlan) -> None:
         clients = (*plan.publishers, *plan.subscribers)
         pool = cell = make_simulated_cell(
             plan.brokers + plan.newcomers, plan.f, plan.channels, clients
@@ -72,7 +70,6 @@ class CellRun(Run[CellPlan, CellWorld]):
             checkers,
             sync_ms=plan.sync_ms,
             coalesce_ms=plan.coalesce_ms,
-            watchers=watchers,
         )
         world.facts.gaps_allowed = plan.gaps_allowed
         super().__init__(plan, world, bounds_of(pool.manifest))

@@ -14,14 +14,13 @@ from quorumcast.cell.serving.membership import Adopt
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable, total_order
 from quorumcast.core.labels import label
-from quorumcast.core.machine import Effect, Event, Receive, Send
+from quorumcast.core.machine import Effect, Event, Machine, Receive, Send
 from quorumcast.sim.cell.adversary import CellAdversary
 from quorumcast.sim.cell.cells import Cell, life_of
 from quorumcast.sim.cell.judges.blame import Lies
 from quorumcast.sim.cell.judges.facts import CellFacts
 from quorumcast.sim.kernel.judging import Checker, Monitor
 from quorumcast.sim.kernel.network import Weather
-from quorumcast.sim.kernel.node import Watcher
 from quorumcast.sim.kernel.world import World
 
 
@@ -53,6 +52,13 @@ class CellMonitor(Monitor[CellFacts]):
         super().on_effect(node, effect, now)
 
 
+def role_of(machine: Machine) -> str:
+    """The role of a machine, as traces, coverage and observers name it."""
+    if isinstance(machine, Broker):
+        return "broker"
+    return "publisher" if isinstance(machine, Publisher) else "subscriber"
+
+
 class CellWorld(World[CellFacts]):
     """The world of one cell."""
 
@@ -67,7 +73,6 @@ class CellWorld(World[CellFacts]):
         *,
         sync_ms: int = 2,
         coalesce_ms: int = 0,
-        watchers: Sequence[Watcher] = (),
     ) -> None:
         super().__init__(
             seed,
@@ -76,7 +81,6 @@ class CellWorld(World[CellFacts]):
             weather,
             sync_ms=sync_ms,
             coalesce_ms=coalesce_ms,
-            watchers=watchers,
         )
         self.cell = cell
         adversary = CellAdversary(cell, self.scheduler, self.network, self.nodes)

@@ -76,6 +76,8 @@ TIMERS: dict[str, tuple[str, ...]] = {"TailHistory": HISTORY}
 EFFECTS = (
     "DeliverGap", "Proven", "Recalled", "Refused", "Concluded", "Contradicted", "Accuse", "Adopt",
 )  # fmt: skip
+#: The start of a state's name, by the effect that shows it.
+_VERBS = {"Drop": "drops:", "Suspect": "suspects:", "Persist": "persists"}
 _KINDS = frozenset(kind.__name__ for kind in get_args(CellMessage))
 
 
@@ -138,12 +140,8 @@ def states_of(transition: Transition) -> list[ProtocolState]:
     found = [f"takes {event.partition('/')[0]}", f"timer {event}"]
     if event.startswith("Restored "):
         found.append("restores " + event.removeprefix("Restored "))
-    if kind == "Drop":
-        found.append(f"drops: {rest}")
-    elif kind == "Suspect":
-        found.append(f"suspects: {rest}")
-    elif kind == "Persist":
-        found.append(f"persists {rest}")
-    elif kind in EFFECTS:
+    if kind in EFFECTS:
         found.append(f"says {kind}")
+    elif kind in _VERBS:
+        found.append(f"{_VERBS[kind]} {rest}")
     return [ProtocolState(transition.policy, transition.role, what) for what in found]

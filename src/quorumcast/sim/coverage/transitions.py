@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import msgspec
 
-from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.core.ids import Lane, Millis, NodeId, Stream
 from quorumcast.core.machine import (
@@ -31,7 +30,7 @@ from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.run import CellRun
-from quorumcast.sim.cell.world import CellWorld
+from quorumcast.sim.cell.world import CellWorld, role_of
 
 
 class Transition(msgspec.Struct, frozen=True, order=True):
@@ -62,7 +61,7 @@ def harm_of(plan: CellPlan) -> str:
     return "brokers and clients lie" if Role.BROKER in roles else "clients lie"
 
 
-def said(message: Message) -> str:
+def message_name(message: Message) -> str:
     """The kind of a message, with its lane if that is the history lane."""
     stream: Stream | None = getattr(message, "stream", None)
     lane = "/history" if stream is not None and stream.lane is Lane.HISTORY else ""
@@ -73,7 +72,7 @@ def event_name(event: Event) -> str:
     """The kind of an event."""
     match event:
         case Receive(message=message):
-            return said(message)
+            return message_name(message)
         case TimerFired(timer=timer):
             return type(timer).__name__
         case Persisted(record=record) | Restored(record=record):
@@ -86,7 +85,7 @@ def effect_name(effect: Effect) -> str:
     """The kind of an effect, with the reason where there is one."""
     match effect:
         case Send(message=message):
-            return f"Send {said(message)}"
+            return f"Send {message_name(message)}"
         case Drop(reason=reason):
             return f"Drop {reason.value}"
         case Suspect(reason=suspicion):
@@ -102,19 +101,14 @@ def effect_name(effect: Effect) -> str:
 class TransitionProbe:
     """Watches one run and collects its transitions."""
 
-    def __init__(self, plan: CellPlan) -> None:
+    def __init__(self, plan: CellPlan, world: CellWorld) -> None:
         self._where = (plan.policy.name, f"{plan.brokers}/{plan.f}", harm_of(plan))
         self._ordered = plan.policy.total
-        self._world: CellWorld | None = None
+        self._world = world
         #: Role, phase and kind of the event that each node took last.
         self._last: dict[NodeId, tuple[str, str, str]] = {}
         self._roles: dict[NodeId, str] = {}
         self.seen: dict[Transition, None] = {}
-
-    def watch(self, world: CellWorld) -> None:
-        """Look at this world from now on."""
-        self._world = world
-        world.watch(self)
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
         """A machine is about to take this event."""
@@ -128,15 +122,12 @@ class TransitionProbe:
             self.seen[Transition(*self._where, *last, effect_name(effect))] = None
 
     def _role(self, node: NodeId) -> str:
-        role = self._roles.get(node)
-        if role is None:
-            machine = None if self._world is None else self._world.nodes[node].machine
-            role = "broker" if isinstance(machine, Broker) else "subscriber"
-            role = self._roles[node] = "publisher" if isinstance(machine, Publisher) else role
-        return role
+        if node not in self._roles:
+            self._roles[node] = role_of(self._world.nodes[node].machine)
+        return self._roles[node]
 
     def _phase(self, node: NodeId) -> str:
-        if not self._ordered or self._world is None or self._roles[node] != "broker":
+        if not self._ordered or self._roles[node] != "broker":
             return ""
         machine = self._world.nodes[node].machine
         logs = machine.logs() if isinstance(machine, Broker) else {}
@@ -149,8 +140,8 @@ class TransitionProbe:
 
 
 def transitions_of(plan: CellPlan) -> tuple[CellRun, TransitionProbe]:
-    """A run of a plan that is about to begin, and the probe that watches it."""
+    """A run of a plan that has not started, and the probe that watches it."""
     run = CellRun(plan)
-    probe = TransitionProbe(plan)
-    probe.watch(run.world)
+    probe = TransitionProbe(plan, run.world)
+    run.world.watch(probe)
     return run, probe

@@ -80,55 +80,38 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[LinkWeather, ...] = ()
 
 
-class Sealed:
+class Sealed(msgspec.Struct, eq=False):
     """The contents of one sealed packet, and whether its receiver has accepted it."""
 
-    __slots__ = ("messages", "sender", "taken")
-
-    def __init__(self, sender: NodeId, parcels: Sequence[Parcel]) -> None:
-        self.sender = sender
-        self.messages = [raw for raw, _ in parcels]
-        self.taken = False
+    sender: NodeId
+    messages: list[bytes]
+    taken: bool = False
 
 
 #: Number of frames of a connection that an attacker on the wire remembers.
 RECORDED = 16
 
 
-class SimulatedLink:
+class SimulatedLink(msgspec.Struct, eq=False):
     """The connection between two nodes, made by `caller`."""
 
-    __slots__ = (
-        "arrivals",
-        "callee",
-        "caller",
-        "generation",
-        "greeting",
-        "hello",
-        "is_kept",
-        "recorded",
-        "sessions",
-        "waiting",
-    )
-
-    def __init__(self, caller: NodeId, callee: NodeId, *, is_kept: bool = True) -> None:
-        self.caller = caller
-        self.callee = callee
-        #: Whether the ends reconnect after each break.
-        self.is_kept = is_kept
-        #: Ends that have dialed and do not know the result yet.
-        self.waiting: dict[NodeId, None] = {}
-        #: Grows with every break: packets of an earlier connection never arrive.
-        self.generation = 0
-        #: Whether a greeting is under way: two at once would leave the ends with different keys.
-        self.greeting = False
-        #: The live session of each end.
-        self.sessions: dict[NodeId, Session] = {}
-        #: Arrival time of the last packet towards each end; TCP keeps order.
-        self.arrivals: dict[NodeId, int] = {}
-        #: The last greeting, and the last frames towards each end, for an attacker that replays.
-        self.hello: tuple[Hello, bytes] | None = None
-        self.recorded: dict[NodeId, deque[tuple[bytes, Sealed]]] = {}
+    caller: NodeId
+    callee: NodeId
+    #: Whether the ends reconnect after each break.
+    is_kept: bool = True
+    #: Ends that have dialed and do not know the result yet.
+    waiting: dict[NodeId, None] = {}
+    #: Grows with every break: packets of an earlier connection never arrive.
+    generation: int = 0
+    #: Whether a greeting is under way: two at once would leave the ends with different keys.
+    greeting: bool = False
+    #: The live session of each end.
+    sessions: dict[NodeId, Session] = {}
+    #: Arrival time of the last packet towards each end; TCP keeps order.
+    arrivals: dict[NodeId, int] = {}
+    #: The last greeting, and the last frames towards each end, for an attacker that replays.
+    hello: tuple[Hello, bytes] | None = None
+    recorded: dict[NodeId, deque[tuple[bytes, Sealed]]] = {}
 
     def peer(self, end: NodeId) -> NodeId:
         """The other end."""
@@ -444,7 +427,7 @@ class Network:
         session = link.sessions.get(sender) if link is not None else None
         if link is None or session is None:
             return
-        frame, sealed = session.seal(parcels), Sealed(sender, parcels)
+        frame, sealed = session.seal(parcels), Sealed(sender, [raw for raw, _ in parcels])
         self.packets += 1
         self.messages += len(parcels)
         if (sender, receiver) in self._cut or self._strikes(self._on(sender, receiver).loss):

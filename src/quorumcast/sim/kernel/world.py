@@ -36,12 +36,11 @@ class World(Generic[Known]):
         *,
         sync_ms: int = 2,
         coalesce_ms: int = 0,
-        watchers: Sequence[Watcher] = (),
     ) -> None:
         self.scheduler = Scheduler(seed)
         self.network = Network(self.scheduler, keyrings, family, weather)
         self.nodes: dict[NodeId, SimulatedNode] = {}
-        self._watchers: list[Watcher] = list(watchers)
+        self._watchers: list[Watcher] = []
         self._sync_ms = sync_ms
         self._coalesce_ms = coalesce_ms
 

@@ -12,14 +12,13 @@ from functools import partial
 import msgspec
 
 from quorumcast.broadcast.application import Join, Leave
-from quorumcast.cell.publishing.publisher import Publisher
-from quorumcast.cell.serving.broker import Broker
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Connected, Effect, Event, Receive
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.cell.labels.deeds import DeedKey, Deeds, Difference
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.run import CellRun
+from quorumcast.sim.cell.world import role_of
 from quorumcast.sim.kernel.plan import Act, Outcome
 from quorumcast.watch.observation import Observation
 from quorumcast.watch.observer import Document, Observer
@@ -52,66 +51,54 @@ class ObservedRun(msgspec.Struct):
 class _Observers:
     """One observer per node. It survives the node's crashes, as a log on disk does."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: CellRun, deeds: Deeds) -> None:
         self.observers: dict[NodeId, Observer] = {}
-        self.run: CellRun | None = None
-        self.deeds: Deeds | None = None
+        self._world = run.world
+        self._knowledge = deeds.knowledge
 
-    def _observer(self, node: NodeId) -> Observer | None:
+    def _observer(self, node: NodeId) -> Observer:
         found = self.observers.get(node)
-        if found is None and self.run is not None and node in self.run.world.nodes:
-            machine = self.run.world.nodes[node].machine
-            role = "broker" if isinstance(machine, Broker) else "subscriber"
-            role = "publisher" if isinstance(machine, Publisher) else role
-            manifest = self.run.world.cell.manifest
-            found = self.observers[node] = Observer(manifest, node, role)
+        if found is None:
+            role = role_of(self._world.nodes[node].machine)
+            found = self.observers[node] = Observer(self._world.cell.manifest, node, role)
         return found
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
-        observer = self._observer(node)
-        if observer is not None:
-            observer.on_event(event, now)
-        if self.deeds is None:
-            return
+        self._observer(node).on_event(event, now)
         match event:
             case Connected(peer=peer):
-                self.deeds.knowledge.on_loss(peer, node, now)
+                self._knowledge.on_loss(peer, node, now)
             case Receive():
-                self.deeds.knowledge.on_receive(node, event.sender, event.message, now)
+                self._knowledge.on_receive(node, event.sender, event.message, now)
             case Join(channel=channel):
-                self.deeds.knowledge.on_join(node, channel)
+                self._knowledge.on_join(node, channel)
             case Leave(channel=channel):
-                self.deeds.knowledge.on_leave(node, channel, now)
+                self._knowledge.on_leave(node, channel, now)
             case _:
                 pass
 
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
-        observer = self._observer(node)
-        if observer is not None:
-            observer.on_effect(effect, now)
+        self._observer(node).on_effect(effect, now)
 
     def on_lost(self, node: NodeId, peer: NodeId) -> None:
-        observer = self._observer(node)
-        if observer is None or self.run is None:
-            return
-        world = self.run.world
+        world, observer = self._world, self._observer(node)
         # The observer must see the packets that arrived before the loss first.
         world.nodes[node].in_turn(lambda: observer.on_lost(peer, Millis(world.scheduler.now)))
-        if self.deeds is not None:
-            self.deeds.knowledge.on_loss(peer, node, world.scheduler.now)
+        self._knowledge.on_loss(peer, node, world.scheduler.now)
 
 
 def perform_observed(plan: CellPlan, linger_ms: int = LINGER_MS) -> ObservedRun:
     """Run a plan with observers, then ordinary traffic for `linger_ms`."""
-    observers = _Observers()
-    run = observers.run = CellRun(plan, (observers,))
+    run = CellRun(plan)
     world = run.world
 
     def reached(node: NodeId, peer: NodeId) -> bool:
         link = world.network.link(node, peer)
         return world.adversary.is_correct(peer) and link is not None and len(link.sessions) == 2
 
-    deeds = observers.deeds = Deeds(reached, world.cell.manifest)
+    deeds = Deeds(reached, world.cell.manifest)
+    observers = _Observers(run, deeds)
+    world.watch(observers)
     world.adversary.on_fault = deeds.around
     world.network.on_lost = observers.on_lost
     outcome = run.perform()
