@@ -146,18 +146,10 @@ class CellRun(Run[CellPlan, CellWorld]):
         match act.what:
             case "submit":
                 self._submit(act.node, act.channel, act.amount)
-            case "join":
-                world.join(act.node, act.channel)
-            case "read":
-                world.read(act.node, act.channel)
-            case "extract":
-                world.extract(act.node, act.channel, act.amount)
-            case "leave":
-                world.leave(act.node, act.channel)
-            case "prove":
-                world.prove(act.node, act.channel)
-            case "recall":
-                world.recall(act.node, act.channel, act.amount)
+            case "join" | "read" | "leave" | "prove":
+                getattr(world, act.what)(act.node, act.channel)
+            case "extract" | "recall":
+                getattr(world, act.what)(act.node, act.channel, act.amount)
             case "roll" | "cycle":
                 then = partial(world.read, act.node, act.channel)
                 world.restart_in_turn(act.peers, act.amount, then, wipe=act.what == "roll")

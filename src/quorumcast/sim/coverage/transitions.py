@@ -86,14 +86,10 @@ def effect_name(effect: Effect) -> str:
     match effect:
         case Send(message=message):
             return f"Send {message_name(message)}"
-        case Drop(reason=reason):
-            return f"Drop {reason.value}"
-        case Suspect(reason=suspicion):
-            return f"Suspect {suspicion.value}"
-        case Persist(record=record):
-            return f"Persist {type(record).__name__}"
-        case SetTimer(timer=timer):
-            return f"SetTimer {type(timer).__name__}"
+        case Drop(reason=reason) | Suspect(reason=reason):
+            return f"{type(effect).__name__} {reason.value}"
+        case Persist(record=subject) | SetTimer(timer=subject):
+            return f"{type(effect).__name__} {type(subject).__name__}"
         case _:
             return type(effect).__name__
 

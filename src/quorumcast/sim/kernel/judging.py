@@ -88,20 +88,16 @@ class Checker(Protocol[Known_contra]):
     @property
     def name(self) -> str:
         """The property's name."""
-        ...
 
     @property
     def watches(self) -> frozenset[type]:
         """The kinds of effects to be shown; for `Send`, the kinds of messages."""
-        ...
 
     def on_effect(self, facts: Known_contra, node: NodeId, effect: Any) -> None:
         """Judge an effect, of a kind that the checker watches, of a correct node."""
-        ...
 
     def at_end(self, facts: Known_contra) -> None:
         """Judge the whole run."""
-        ...
 
 
 class EffectChecker:
@@ -123,11 +119,9 @@ class Promise(Protocol[Known_contra]):
     @property
     def name(self) -> str:
         """The property's name."""
-        ...
 
     def pending(self, facts: Known_contra) -> str | None:
         """A description of what is missing for the property to hold, or None."""
-        ...
 
 
 class Boundedness:

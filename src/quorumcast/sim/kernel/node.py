@@ -54,15 +54,12 @@ class Wire(Protocol):
 
     def transmit(self, sender: NodeId, receiver: NodeId, parcels: list[Parcel]) -> None:
         """Seal these messages into one packet and send it, if there is a session."""
-        ...
 
     def dial(self, caller: NodeId, callee: NodeId) -> None:
         """Call a node once (`core.machine.Dial`)."""
-        ...
 
     def hangup(self, end: NodeId, peer: NodeId) -> None:
         """End a link or call (`core.machine.Hangup`)."""
-        ...
 
 
 class Watcher(Protocol):
@@ -70,11 +67,9 @@ class Watcher(Protocol):
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
         """A machine is about to take this event."""
-        ...
 
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
         """A node has carried out this effect."""
-        ...
 
 
 class SimulatedNode:

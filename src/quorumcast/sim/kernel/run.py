@@ -70,12 +70,8 @@ class Run(Generic[Planned, Place]):
             case "crash" | "wipe" | "damage" | "stop":
                 if self.world.nodes[act.node].up:
                     self.crash(act)
-            case "pause":
-                adversary.pause(act.node)
-            case "resume":
-                adversary.resume(act.node)
-            case "restart":
-                adversary.restart(act.node)
+            case "pause" | "resume" | "restart":
+                getattr(adversary, act.what)(act.node)
             case "twin":
                 adversary.twin(act.node, act.peers)
             case "partition":

@@ -136,7 +136,7 @@ def _unsound(m: Manifest, spare: Manifest) -> dict[str, Manifest]:
         Broadcast.BRACHA if policy.broadcast is not Broadcast.BRACHA else Broadcast.AUTHENTICATED
     )
     longer = replace(policy.limits, window=policy.limits.window - 1)
-    return {
+    found = {
         "two brokers more": _next(m, brokers=(*m.brokers, *more)),
         "one more and one less": _next(m, brokers=(*m.brokers[1:], more[0])),
         "two less": _next(m, brokers=m.brokers[2:]),
@@ -151,29 +151,19 @@ def _unsound(m: Manifest, spare: Manifest) -> dict[str, Manifest]:
         "another window": _with_policy(_next(m), limits=longer),
         "another segment": _with_limits(_next(m), segment=policy.limits.segment + 1),
         "columns where there were none": _with_channel(_next(m), schema=(("a", "int64"),)),
-        **(
-            {"a log without one of its channels": _next(m, channels=m.channels[1:])}
-            if policy.total
-            else {"a leap with other brokers": replace(
-                m, epoch=m.epoch + 2, brokers=(*m.brokers, more[0])
-            )}
-        ),
-        **(
-            {"other brokers for chains": _next(m, brokers=(*m.brokers[1:],))}
-            if policy.chained
-            else {}
-        ),
-        **(
-            {
-                "another length of the log": _next(m, channels=(*m.channels, _longer(first))),
-                "another retention of the log": _with_limits(
-                    _next(m), retained_publications=policy.limits.retained_publications + 1
-                ),
-            }
-            if policy.total
-            else {}
-        ),
-    }  # fmt: skip
+    }
+    if policy.total:
+        retained = policy.limits.retained_publications + 1
+        return found | {
+            "a log without one of its channels": _next(m, channels=m.channels[1:]),
+            "another length of the log": _next(m, channels=(*m.channels, _longer(first))),
+            "another retention of the log": _with_limits(_next(m), retained_publications=retained),
+        }
+    skipped = replace(m, epoch=m.epoch + 2, brokers=(*m.brokers, more[0]))
+    found["a leap with other brokers"] = skipped
+    if policy.chained:
+        found["other brokers for chains"] = _next(m, brokers=(*m.brokers[1:],))
+    return found
 
 
 def _longer(channel: ChannelEntry) -> ChannelEntry:

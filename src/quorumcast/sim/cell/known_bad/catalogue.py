@@ -29,25 +29,11 @@ from quorumcast.crypto.identity import derive
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.mac import chain_bytes
 from quorumcast.crypto.session import Family, Session
-from quorumcast.sim.cell.cells import identity_of
+from quorumcast.sim.cell.cells import broker_names, identity_of
 from quorumcast.sim.cell.known_bad import attacks
 from quorumcast.sim.cell.known_bad.members import MEMBER_VARIANTS
 from quorumcast.sim.cell.known_bad.ordering import ORDER_VARIANTS
-from quorumcast.sim.cell.known_bad.plans import (
-    B1,
-    B2,
-    B3,
-    B4,
-    B5,
-    B6,
-    PLOT,
-    PUB1,
-    PUB2,
-    SUB1,
-    SUB2,
-    fifo_plan,
-    mount,
-)
+from quorumcast.sim.cell.known_bad.plans import PLOT, PUB1, PUB2, SUB1, SUB2, fifo_plan, mount
 from quorumcast.sim.cell.known_bad.recovery import RECOVERY_VARIANTS
 from quorumcast.sim.cell.scenario import ORDERS, QUOTES
 from quorumcast.sim.kernel import network
@@ -55,6 +41,7 @@ from quorumcast.sim.kernel.known_bad import Patch, Variant
 from quorumcast.sim.kernel.network import Weather
 from quorumcast.sim.kernel.plan import Act, Corruption
 
+B1, B2, B3, B4, B5, B6 = broker_names(6)
 #: The publisher equivocates towards brokers 3 and 4; broker 2 helps it with them and subscriber 2.
 SPLIT = (
     Corruption(PUB1, "equivocating-publisher", 0, 100, (B3, B4), PLOT),

@@ -9,23 +9,15 @@ from quorumcast.core.statements import Signed
 from quorumcast.core.tally import Tally
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
-from quorumcast.sim.cell.known_bad.plans import (
-    B1,
-    B2,
-    B4,
-    B5,
-    B6,
-    PLOT,
-    PUB1,
-    SUB2,
-    joins,
-    seeded_plan,
-)
+from quorumcast.sim.cell.cells import broker_names
+from quorumcast.sim.cell.known_bad.plans import PLOT, PUB1, SUB2, joins, seeded_plan
 from quorumcast.sim.cell.plan import small_limits
 from quorumcast.sim.cell.scenario import ORDERS
 from quorumcast.sim.kernel.known_bad import Patch, Variant
 from quorumcast.sim.kernel.network import Weather
 from quorumcast.sim.kernel.plan import Act, Corruption
+
+B1, B2, _, B4, B5, B6 = broker_names(6)
 
 
 def _believable(self: Membership, following: Manifest, words: Iterable[Signed]) -> bool:

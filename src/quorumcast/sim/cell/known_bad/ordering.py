@@ -23,24 +23,14 @@ from quorumcast.ordering.consensus import Consensus, Slot
 from quorumcast.ordering.intake import Intake
 from quorumcast.ordering.offers import Offers
 from quorumcast.ordering.state import State
+from quorumcast.sim.cell.cells import broker_names
 from quorumcast.sim.cell.known_bad import ordering_attacks as attacks
-from quorumcast.sim.cell.known_bad.plans import (
-    B1,
-    B2,
-    B3,
-    B4,
-    PUB1,
-    PUB2,
-    SUB1,
-    SUB2,
-    mount,
-    order_plan,
-)
+from quorumcast.sim.cell.known_bad.plans import PUB1, PUB2, SUB1, SUB2, mount, order_plan
 from quorumcast.sim.cell.scenario import ORDERS
 from quorumcast.sim.kernel.known_bad import Patch, Variant
 from quorumcast.sim.kernel.plan import Act, Corruption
 
-ALL = (B1, B2, B3, B4)
+B1, B2, B3, B4 = ALL = broker_names(4)
 
 
 def _mute(at_ms: int, node: NodeId, *peers: NodeId) -> Act:

@@ -176,20 +176,10 @@ def _label_rows(
     for node in everyone:
         fault, status = labels.get(node, ("", "correct"))
         done = [(key, c) for key, c in run.deeds.items() if key.node == node]
-        towards = sorted({key.towards for key, _ in done})
-        rows.append(
-            (
-                name,
-                "simulator",
-                plan.policy.name,
-                plan.adversary,
-                node,
-                fault,
-                status,
-                sum(count for _, count in done),
-                ",".join(towards),
-            )
-        )
+        towards = ",".join(sorted({key.towards for key, _ in done}))
+        run_columns = (name, "simulator", plan.policy.name, plan.adversary)
+        count = sum(count for _, count in done)
+        rows.append((*run_columns, node, fault, status, count, towards))
     return rows
 
 
