@@ -37,22 +37,18 @@ from quorumcast.sim.kernel import judging as kernel
 
 def may_publish(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
     """Whether the manifest lets a client publish; independent of the brokers' own check."""
-    return any(
-        node == client.id and {EVERYONE, node} & {*entry.publishers}
-        for entry in manifest.channels
-        if entry.name == channel
-        for client in manifest.clients
-    )
+    rights = [{*entry.publishers} for entry in manifest.channels if entry.name == channel]
+    return _is_client(manifest, node) and any({EVERYONE, node} & names for names in rights)
 
 
 def may_subscribe(manifest: Manifest, node: NodeId, channel: Channel) -> bool:
     """Whether the manifest lets a client subscribe; independent of the brokers' own check."""
-    return any(
-        node == client.id and {EVERYONE, node} & {*entry.subscribers}
-        for entry in manifest.channels
-        if entry.name == channel
-        for client in manifest.clients
-    )
+    rights = [{*entry.subscribers} for entry in manifest.channels if entry.name == channel]
+    return _is_client(manifest, node) and any({EVERYONE, node} & names for names in rights)
+
+
+def _is_client(manifest: Manifest, node: NodeId) -> bool:
+    return any(client.id == node for client in manifest.clients)
 
 
 class Reader(msgspec.Struct, eq=False):

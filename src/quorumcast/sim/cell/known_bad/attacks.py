@@ -194,30 +194,18 @@ class TellThird(EquivocatingPublisher):
 
 
 class FalseHistory(EquivocatingPublisher):
-    """Sends everybody the same contents and puts others into its histories."""
+    """Sends everybody the same contents, and histories of others to its victims or to all."""
 
     __slots__ = ()
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        self._misled = list(context.manifest.broker_ids)
+        if not context.victims:
+            self._misled = list(context.manifest.broker_ids)
 
     def rewrite(self, send: Send, now: Millis) -> Rewritten:
         message = send.message
-        if isinstance(message, Publish) and message.stream.lane is Lane.DATA:
-            self._other(message, send.bodies)  # known to the accomplices only
-            return [send]
-        return super().rewrite(send, now)
-
-
-class SplitHistory(EquivocatingPublisher):
-    """Sends one version along the chain and puts another into the histories of its victims."""
-
-    __slots__ = ()
-
-    def rewrite(self, send: Send, now: Millis) -> Rewritten:
-        message = send.message
-        if isinstance(message, ChainRun):
+        if isinstance(message, Publish | ChainRun) and message.stream.lane is Lane.DATA:
             self._other(message, send.bodies)  # known to the accomplices only
             return [send]
         return super().rewrite(send, now)

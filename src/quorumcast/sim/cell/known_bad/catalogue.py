@@ -194,7 +194,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     Variant(
         "echo-over-chain", "the histories of a chain need no more echoes than others",
         _quorum("echo_over_chain", lambda q: q.echo),
-        fifo_plan("chain+history", mount(PUB1, attacks.SplitHistory, B4, B5, B6),
+        fifo_plan("chain+history", mount(PUB1, attacks.FalseHistory, B4, B5, B6),
                   Corruption(B3, "two-faced", 0, 100, (B4, B5, B6, SUB2), PLOT), brokers=6),
         ("Agreement",),
     ),
