@@ -19,7 +19,7 @@ from quorumcast.core.machine import Connected, Effect, Receive
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.observations import LONGEST_MS, LONGEST_PAUSE_MS, ObservationLog
 from quorumcast.watch.observer import Observer
-from quorumcast.watch.turnout import PATIENCE_MS
+from quorumcast.watch.turnout import OVERDUE_MS
 
 BROKERS = (B1, B2, B3, B4)
 MANIFEST = Cell(Policy.named("ab"), 4).manifest
@@ -34,7 +34,7 @@ class Logged:
         self.now = 10_000
         for broker in BROKERS:
             self.take(Connected(broker))
-        self.wait(2 * PATIENCE_MS)
+        self.wait(2 * OVERDUE_MS)
         for broker in BROKERS:
             self.take(Receive(broker, Positions(ORDERS, ())))
 
@@ -66,7 +66,7 @@ def test_who_never_votes_is_missing_at_the_time_of_the_wall(tmp_path: Path) -> N
     bob.now += 60_000
     bob.accept()
     began = bob.now
-    bob.wait(2 * PATIENCE_MS)
+    bob.wait(2 * OVERDUE_MS)
     (row,) = bob.rows("missing")
     (came,) = (r for r in bob.rows("came") if r["accused"] == B1)
     assert row["accused"] == B4
@@ -80,11 +80,11 @@ def test_subscriber_that_was_stopped_hears_first_what_has_come_meanwhile(
     bob = Logged(tmp_path)
     bob.accept()
     for _ in range(pauses):
-        bob.now += 10 * PATIENCE_MS
+        bob.now += 10 * OVERDUE_MS
         bob.take(Receive(B1, Vote(STREAM, 2, digests(b"2"))))
         bob.wait(50)
     bob.take(Receive(B4, Vote(STREAM, 1, digests(b"1"))))
-    bob.wait(2 * PATIENCE_MS)
+    bob.wait(2 * OVERDUE_MS)
     assert bob.rows("missing") == []
 
 
@@ -93,10 +93,10 @@ def test_subscriber_whose_application_is_behind_misses_nothing(tmp_path: Path) -
     bob.accept()
     for _ in range(20):
         bob.log.on_held(Millis(bob.now))
-        bob.wait(PATIENCE_MS)
+        bob.wait(OVERDUE_MS)
         bob.log.on_released(Millis(bob.now))
-        bob.wait(PATIENCE_MS // 2)
-    bob.wait(2 * PATIENCE_MS)
+        bob.wait(OVERDUE_MS // 2)
+    bob.wait(2 * OVERDUE_MS)
     assert bob.rows("missing") == []
 
 
@@ -106,12 +106,12 @@ def test_new_epoch_is_observed_anew(tmp_path: Path) -> None:
     fewer = tuple(broker for broker in MANIFEST.brokers if broker.id != B4)
     later = msgspec.structs.replace(MANIFEST, epoch=2, f=0, brokers=fewer)
     bob.log.on_adopted(later, [], Millis(bob.now))
-    bob.wait(2 * PATIENCE_MS)
+    bob.wait(2 * OVERDUE_MS)
     for broker in (B1, B2, B3):
         bob.take(Receive(broker, Positions(ORDERS, ())))
-    bob.wait(2 * PATIENCE_MS)
+    bob.wait(2 * OVERDUE_MS)
     bob.take(Connected(B1), Deliver(STREAM, 2, Digest(digests(b"2")), b"", (B1,)))
-    bob.wait(2 * PATIENCE_MS)
+    bob.wait(2 * OVERDUE_MS)
     assert {row["accused"] for row in bob.rows("missing")} == {B2, B3}
 
 
@@ -126,7 +126,7 @@ def test_mistake_in_taking_notes_ends_the_notes_alone(
     monkeypatch.setattr(Observer, "on_event", raising)
     with caplog.at_level(logging.ERROR, "quorumcast"):
         bob.accept()
-        bob.wait(PATIENCE_MS)
+        bob.wait(OVERDUE_MS)
         bob.log.close()
     assert len(caplog.records) == 1
 

@@ -23,7 +23,7 @@ from quorumcast.ordering.messages import Item, Offer, Propose, Write
 from quorumcast.sim.cell.labels.deeds import Deed, Deeds
 from quorumcast.sim.cell.labels.labelled import ideal_clauses, statuses
 from quorumcast.sim.cell.labels.observed import ObservedRun
-from quorumcast.watch.turnout import PATIENCE_MS
+from quorumcast.watch.turnout import OVERDUE_MS
 
 CELL = Cell(Policy.named("brb"))
 MODEL = Model(CELL.manifest.broker_ids, 1)
@@ -101,7 +101,7 @@ def test_what_is_dropped_while_packets_get_lost_is_no_deed() -> None:
     for number, now in enumerate((0, 10_000, 20_000), 1):
         wanted: list[Effect] = [Send((B2,), Vote(STREAM, number, digests(b"1")))]
         deeds.compare(B1, "any", wanted, [], now)
-    deeds.knowledge.on_loss(B1, B2, 10_000 + PATIENCE_MS)
+    deeds.knowledge.on_loss(B1, B2, 10_000 + OVERDUE_MS)
     deeds.knowledge.on_loss(B1, B3, 20_000)
     assert list(deeds.done(END).values()) == [2]
 
@@ -328,9 +328,7 @@ def test_what_is_kept_from_who_does_not_listen_is_no_deed(message: Vote | Positi
     assert BOB in [key.towards for key in deeds.done(END)]
 
 
-@pytest.mark.parametrize(
-    ("stayed_ms", "missed"), [(PATIENCE_MS - 1, [B2]), (PATIENCE_MS, [B2, BOB])]
-)
+@pytest.mark.parametrize(("stayed_ms", "missed"), [(OVERDUE_MS - 1, [B2]), (OVERDUE_MS, [B2, BOB])])
 def test_who_leaves_before_it_would_have_come_does_not_miss_it(
     stayed_ms: int, missed: list[NodeId]
 ) -> None:
@@ -344,9 +342,9 @@ def test_who_leaves_before_it_would_have_come_does_not_miss_it(
 @pytest.mark.parametrize(
     ("after_ms", "upto", "deed"),
     [
-        (PATIENCE_MS, 3, Deed.DELAYED),
-        (PATIENCE_MS + 1, 3, Deed.DROPPED),
-        (PATIENCE_MS, 2, Deed.DROPPED),
+        (OVERDUE_MS, 3, Deed.DELAYED),
+        (OVERDUE_MS + 1, 3, Deed.DROPPED),
+        (OVERDUE_MS, 2, Deed.DROPPED),
     ],
 )
 def test_acknowledgement_that_the_next_one_includes_is_late_and_not_missing(

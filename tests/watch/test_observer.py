@@ -59,13 +59,13 @@ from quorumcast.watch.turnout import (
     BUCKETS,
     MENDED,
     MENDED_MS,
-    PATIENCE_MS,
+    OVERDUE_MS,
     bucket_of,
 )
 
 BROKERS = (B1, B2, B3, B4)
 #: When observation begins: links have been up for a while.
-LATER = PATIENCE_MS
+LATER = OVERDUE_MS
 STANDING = Standing(Protection.BYZANTINE, 0, 0, 0)
 
 
@@ -121,7 +121,7 @@ def test_late_votes_are_counted_by_lateness() -> None:
     bob.accept(1)
     bob.now += 50
     bob.hear(B3, vote(1))
-    bob.now += PATIENCE_MS
+    bob.now += OVERDUE_MS
     rows = bob.rows("came")
     assert {row.accused: row.number for row in rows} == {
         B1: BUCKETS[0], B2: BUCKETS[0], B3: bucket_of(50),
@@ -134,7 +134,7 @@ def test_missing_vote_is_noted_with_its_number() -> None:
     bob.answered()
     bob.hear(B1, vote(7))
     bob.accept(7)
-    bob.now += PATIENCE_MS
+    bob.now += OVERDUE_MS
     missing = bob.rows("missing")
     assert {(row.accused, row.message, row.number) for row in missing} == {
         (broker, "Vote", 7) for broker in (B2, B3, B4)
@@ -148,7 +148,7 @@ def test_nothing_is_missing_over_a_link_that_was_down_or_lost_packets() -> None:
     bob.observer.on_lost(B3, Millis(bob.now))
     bob.answered()
     bob.accept(1)
-    bob.now += PATIENCE_MS
+    bob.now += OVERDUE_MS
     assert {row.accused for row in bob.rows("missing")} == {B1, B4}
 
 
@@ -158,9 +158,9 @@ def test_vote_of_a_broker_that_did_not_answer_the_subscribe_is_not_missing() -> 
     bob.send(B1, Unsubscribe(ORDERS))
     bob.event(Connected(B2))
     bob.hear(B2, Positions(Channel("quotes"), ()))
-    bob.now += PATIENCE_MS
+    bob.now += OVERDUE_MS
     bob.accept(2)
-    bob.now += PATIENCE_MS
+    bob.now += OVERDUE_MS
     assert {row.accused for row in bob.rows("missing")} == {B3, B4}
 
 
@@ -170,9 +170,9 @@ def test_vote_counts_as_answer_unless_an_earlier_subscription_was_cancelled() ->
     bob.event(Connected(B4))
     for broker in (B1, B2):
         bob.hear(broker, vote(1))
-    bob.now += PATIENCE_MS
+    bob.now += OVERDUE_MS
     bob.accept(2)
-    bob.now += PATIENCE_MS
+    bob.now += OVERDUE_MS
     assert {row.accused for row in bob.rows("missing")} == {B1}
 
 
@@ -180,9 +180,9 @@ def test_vote_counts_as_answer_unless_an_earlier_subscription_was_cancelled() ->
     ("answered", "policy", "after_ms", "missing"),
     [
         (True, "ab", 0, {(B1, "", "Contents")}),
-        (True, "ab+journal", PATIENCE_MS // 2, {(B1, "", "Contents")}),
-        (True, "ab+journal", PATIENCE_MS // 2 - 1, set()),  # its disk had that vote before
-        (False, "ab", PATIENCE_MS // 2, set()),
+        (True, "ab+journal", OVERDUE_MS // 2, {(B1, "", "Contents")}),
+        (True, "ab+journal", OVERDUE_MS // 2 - 1, set()),  # its disk had that vote before
+        (False, "ab", OVERDUE_MS // 2, set()),
     ],
 )
 def test_source_that_answered_must_send_contents_with_every_vote(
@@ -216,7 +216,7 @@ def test_source_that_has_not_answered_owes_contents_unless_packets_are_lost(
     bob.send(B1, Subscribe(ORDERS, (), bodies=True))
     if lost:
         bob.observer.on_lost(B3, Millis(bob.now))
-    bob.now += PATIENCE_MS // 2
+    bob.now += OVERDUE_MS // 2
     bob.hear(B1, vote(1))
     assert bob.found("missing") == missing
 
@@ -229,11 +229,11 @@ def test_ready_is_due_once_enough_readies_make_every_correct_broker_ready(
     broker.send(B2, Ready(STREAM, 1, b"a" * 32))
     for member in ready:
         broker.hear(member, Ready(STREAM, 1, b"a" * 32))
-    broker.now += PATIENCE_MS
+    broker.now += OVERDUE_MS
     rows = broker.rows("missing")
     assert {row.accused for row in rows if row.message == "Ready"} == missing
     broker.hear(B2, Ready(STREAM, 1, b"a" * 32))  # a repetition starts no new expectation
-    broker.now += PATIENCE_MS
+    broker.now += OVERDUE_MS
     assert broker.rows("missing") == []
 
 
@@ -244,7 +244,7 @@ def test_history_settled_by_f_plus_one_brokers_must_be_acknowledged_by_all(
     alice = Watched(ALICE, "publisher", "chain+history")
     for broker, number in zip((B1, B2), settled, strict=False):
         alice.hear(broker, Ack(STREAM.history, 3, 10, number))
-    alice.now += PATIENCE_MS
+    alice.now += OVERDUE_MS
     rows = alice.rows("missing")
     assert {(row.accused, row.lane) for row in rows} == {(broker, 1) for broker in missing}
 
@@ -257,7 +257,7 @@ def test_history_with_f_plus_one_votes_must_be_voted_for_by_all(
     bob.answered()
     for broker in voting:
         bob.hear(broker, Vote(STREAM.history, 1, digests(b"a history")))
-    bob.now += PATIENCE_MS
+    bob.now += OVERDUE_MS
     rows = [row for row in bob.rows("missing") if row.message == "Vote"]
     assert {(row.accused, row.lane) for row in rows} == {(broker, 1) for broker in missing}
 
@@ -267,7 +267,7 @@ def test_proposal_without_contents_is_noted_once_per_instance() -> None:
     for instance in (1, 2):
         items = [Item(STREAM, 3 * instance + n, digests(b"%d" % n)) for n in range(3)]
         broker.hear(B1, Propose(Protection.BYZANTINE, 0, instance, tuple(items)))
-    broker.now += PATIENCE_MS
+    broker.now += OVERDUE_MS
     rows = [row for row in broker.rows("missing") if row.message == "Propose"]
     assert sum(row.count for row in rows) == 2
 
@@ -369,7 +369,7 @@ def test_unanswered_request_counts_twice_if_it_was_repeated(often: int) -> None:
             bob.send(broker, Subscribe(ORDERS, (), bodies=False))
     bob.hear(B1, Positions(ORDERS, ()))
     bob.hear(B3, Refuse(ORDERS, "no place"))
-    bob.now += PATIENCE_MS
+    bob.now += OVERDUE_MS
     assert answers(bob, "missing") == {(B2, ORDERS): often}
     bob.hear(B2, Positions(ORDERS, ()))
     assert answers(bob, "came") == {(B2, ORDERS): 1}, "late is better than never"
@@ -380,7 +380,7 @@ def test_answers_are_expected_per_channel() -> None:
     for channel in (ORDERS, Channel("quotes")):
         broker.send(B2, Survey(channel))
     broker.hear(B2, Positions(ORDERS, ()))
-    broker.now += PATIENCE_MS
+    broker.now += OVERDUE_MS
     assert answers(broker, "missing") == {(B2, "quotes"): 1}
 
 
@@ -389,7 +389,7 @@ def test_ack_answers_the_open_of_a_publisher() -> None:
     for broker in (B1, B2):
         alice.send(broker, Open(STREAM, 1, 1))
     alice.hear(B1, Ack(STREAM, 0, 10))
-    alice.now += PATIENCE_MS
+    alice.now += OVERDUE_MS
     assert answers(alice, "missing") == {(B2, ORDERS): 1}
 
 
@@ -406,7 +406,7 @@ def test_request_that_may_have_been_lost_does_not_count_as_unanswered(
         bob.event(Connected(B2))
     bob.now += after_ms
     bob.send(B2, Subscribe(ORDERS, (), bodies=False))
-    bob.now += PATIENCE_MS
+    bob.now += OVERDUE_MS
     assert {who: count for (who, _), count in answers(bob, "missing").items()} == missing
 
 
@@ -416,7 +416,7 @@ def test_leader_that_never_sends_proposed_contents_is_noted() -> None:
     broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (item, other)))
     broker.hear(B1, Offer(STREAM, 1, item.digests))
     broker.hear(B3, Offer(STREAM, 2, digests(b"another")))
-    broker.now += PATIENCE_MS
+    broker.now += OVERDUE_MS
     missing = [row for row in broker.rows("missing") if row.message == "Propose"]
     assert [(row.accused, row.number, row.count) for row in missing] == [(B1, 2, 1)]
 
@@ -430,7 +430,7 @@ def test_contents_of_a_decided_batch_are_not_missing(how: str) -> None:
         broker.hear(B3, LogPart(Protection.BYZANTINE, 1, (batch,)))
     for member in (B1, B3, B4) if how == "decided" else ():
         broker.hear(member, Accept(Protection.BYZANTINE, 0, 1, b"v" * 32))
-    broker.now += PATIENCE_MS
+    broker.now += OVERDUE_MS
     assert [row for row in broker.rows("missing") if row.message == "Propose"] == []
 
 
@@ -439,7 +439,7 @@ def test_missing_proposed_contents_after_a_loss_are_noted_as_mended() -> None:
     broker.observer.on_lost(B1, Millis(broker.now))
     item = Item(STREAM, 1, digests(b"1"))
     broker.hear(B1, Propose(Protection.BYZANTINE, 0, 1, (item,)))
-    broker.now += PATIENCE_MS
+    broker.now += OVERDUE_MS
     missing = [row for row in broker.rows("missing") if row.message == "Propose"]
     assert [(row.accused, row.reason) for row in missing] == [(B1, MENDED)]
 
@@ -517,7 +517,7 @@ def test_vote_of_f_plus_one_brokers_is_due_from_all_without_acceptance(
         bob.hear(broker, Vote(STREAM, 1, digests(b"1")))
     if accepted:
         bob.accept(1)
-    bob.now += PATIENCE_MS
+    bob.now += OVERDUE_MS
     rows = [row for row in bob.rows("missing") if row.message == "Vote"]
     assert {(row.accused, row.count) for row in rows} == {(broker, 1) for broker in missing}
 
@@ -534,7 +534,7 @@ def given_up(broker: Watched, standing: Standing = STANDING) -> bool:
     """Whether a leader is noted as idle, long after it was given up."""
     broker.hear(B1, standing)
     broker.send(B1, Stop(Protection.BYZANTINE, standing.regency + 1))
-    broker.now += PATIENCE_MS
+    broker.now += OVERDUE_MS
     found = broker.found("gave-up")
     assert found <= {(B1, "idle", "Stop")}
     return bool(found)
@@ -746,7 +746,7 @@ def test_missing_message_of_a_silent_broker_is_noted_as_mute(heard: bool, reason
     broker.now += 1
     if heard:
         broker.hear(B4, Positions(ORDERS, ()))
-    broker.now += PATIENCE_MS
+    broker.now += OVERDUE_MS
     rows = broker.rows("missing")
     assert {(row.accused, row.reason) for row in rows if row.message == "Ready"} == {(B4, reason)}
 
@@ -765,7 +765,7 @@ def offered_to_others(*, lossy: bool = False, life: int | None = None) -> list[O
     for instance in (1, 2):
         batch = (Item(STREAM, 1, digests(b"1")),)
         broker.hear(B1, Propose(Protection.BYZANTINE, 0, instance, batch))
-        broker.now += PATIENCE_MS
+        broker.now += OVERDUE_MS
         broker.observer.maybe_sweep(Millis(broker.now))
     return [row for row in broker.rows("missing") if row.accused == ALICE]
 

@@ -1,7 +1,7 @@
 """Requests that a broker leaves unanswered.
 
 A subscriber sends `Subscribe`, a broker sends `Survey`, and a publisher sends `Open`. Each repeats
-its request until it is answered. An answer is missing if none came within PATIENCE_MS although the
+its request until it is answered. An answer is missing if none came within OVERDUE_MS although the
 link was up and lost nothing all that time.
 """
 
@@ -16,7 +16,7 @@ from quorumcast.cell.messages import Positions, Refuse, Subscribe, Survey
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.message import Message
 from quorumcast.watch.observation import Kind, Notes, remember
-from quorumcast.watch.turnout import PATIENCE_MS, LinkHistory, bucket_of
+from quorumcast.watch.turnout import OVERDUE_MS, LinkHistory, bucket_of
 
 #: The `message` column of observations about answers.
 ANSWER = "Answer"
@@ -75,7 +75,7 @@ class Inquiries:
         while self._pending:
             (peer, channel), pending = next(iter(self._pending.items()))
             since = pending.since
-            if now - since < PATIENCE_MS:
+            if now - since < OVERDUE_MS:
                 return
             del self._pending[peer, channel]
             remember(self._overdue, (peer, channel), since)

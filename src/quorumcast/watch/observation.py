@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.tally import Tally
 
 #: Length of the spans within which equal observations are counted together.
 SPAN_MS = 250
@@ -72,6 +73,13 @@ MAX_REMEMBERED = 4096
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
+
+
+def tally_at(memory: OrderedDict[_K, Tally[bytes]], key: _K) -> Tally[bytes]:
+    """Return the votes under a key; above MAX_REMEMBERED keys, evict the oldest."""
+    if key not in memory:
+        remember(memory, key, Tally())
+    return memory[key]
 
 
 def remember(memory: OrderedDict[_K, _V], key: _K, value: _V) -> None:

@@ -20,6 +20,7 @@ from quorumcast.core.ids import Millis, NodeId, Stream, holder
 from quorumcast.core.message import Message
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import OfferStatement, Signed, canonical
+from quorumcast.core.tally import Ballot, Tally
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.epochs import first_regency, within_epoch
@@ -36,10 +37,10 @@ from quorumcast.ordering.messages import (
     Stop,
     Write,
 )
-from quorumcast.watch.observation import MAX_REMEMBERED, Kind, Notes, remember
+from quorumcast.watch.observation import Kind, Notes, remember, tally_at
 from quorumcast.watch.sequences import Sequences
 from quorumcast.watch.standings import LogParts, Standings, log_stream
-from quorumcast.watch.turnout import MENDED, PATIENCE_MS, LinkHistory, PublisherTurnout
+from quorumcast.watch.turnout import MENDED, OVERDUE_MS, LinkHistory, PublisherTurnout
 
 #: Least time between two verified signatures of one publisher: verification is expensive.
 VERIFY_EVERY_MS = 10
@@ -80,9 +81,7 @@ class OrderingWatch:
         self._notes = notes
         self._offers = PublisherTurnout("Offer", links, notes)
         #: The first vote of each member, by kind, log, regency and instance.
-        self._values: OrderedDict[tuple[type, Protection, int, int], dict[NodeId, bytes]] = (
-            OrderedDict()
-        )
+        self._votes: OrderedDict[tuple[type, Protection, int, int], Tally[bytes]] = OrderedDict()
         #: Proposed items whose contents this broker does not hold.
         self._lacking: OrderedDict[Item, _Lacking] = OrderedDict()
         #: The first version of each offer, by stream and first number.
@@ -187,7 +186,7 @@ class OrderingWatch:
         while self._lacking:
             item, lacking = next(iter(self._lacking.items()))
             leader, since = lacking.leader, lacking.since
-            if now - since < PATIENCE_MS:
+            if now - since < OVERDUE_MS:
                 break
             del self._lacking[item]
             if leader in self._links.up_since and lacking.instance != noted:
@@ -202,31 +201,23 @@ class OrderingWatch:
 
     def _on_vote(self, sender: NodeId, vote: Write | Accept, now: Millis) -> None:
         stream, name = log_stream(vote.log), type(vote).__name__
-        votes = self._values.setdefault((type(vote), vote.log, vote.regency, vote.instance), {})
-        if len(self._values) > MAX_REMEMBERED:
-            self._values.popitem(last=False)
-        before = votes.get(sender)
-        if before is not None and before != vote.value:
+        votes = tally_at(self._votes, (type(vote), vote.log, vote.regency, vote.instance))
+        if votes.vote(sender, vote.value) is Ballot.CONFLICTING:
             self._notes.add(now, Kind.CONTRADICTS, sender, "itself", name, stream, vote.instance)
-        votes.setdefault(sender, vote.value)
         if self._is_leader_vote(vote, sender):
             self._sequences.on_leader_vote(now, sender, stream, vote.regency, vote.instance)
-        agreed = [value for value in votes.values() if value == vote.value]
-        if len(agreed) >= self._one_correct:
-            # One of them is correct and got that value from the leader of this regency.
-            leader = self._members[vote.regency % len(self._members)]
-            for other, value in votes.items():
-                if value != vote.value:
-                    reason = "leading" if other == leader else "others"
-                    self._notes.add(
-                        now, Kind.CONTRADICTS, other, reason, name, stream, vote.instance
-                    )
-        if isinstance(vote, Accept) and len(agreed) >= self._one_correct:
-            # It is decided: other brokers hold the contents.
+        if votes.count(vote.value) < self._one_correct:
+            return
+        # One of these members is correct and got that value from the leader of this regency.
+        leader = self._members[vote.regency % len(self._members)]
+        for other, value in votes.votes().items():
+            if value != vote.value:
+                reason = "leading" if other == leader else "others"
+                self._notes.add(now, Kind.CONTRADICTS, other, reason, name, stream, vote.instance)
+        if isinstance(vote, Accept):
+            # The instance is decided, so other brokers hold the contents.
             instance = (vote.log, vote.regency, vote.instance)
-            for item in [
-                item for item, entry in self._lacking.items() if entry.instance == instance
-            ]:
+            for item in [i for i, entry in self._lacking.items() if entry.instance == instance]:
                 del self._lacking[item]
 
     def _is_leader_vote(self, vote: Write | Accept, voter: NodeId) -> bool:
@@ -254,9 +245,8 @@ class OrderingWatch:
         self._sequences.on_proposal(sender, log, message.regency, message.instance)
         instance = (message.log, message.regency, message.instance)
         if not message.batch and sender == self._members[message.regency % len(self._members)]:
-            left_open = (
-                self._max_left_open if message.regency else 0
-            )  # regency 0 has no predecessor
+            # The leader of regency 0 has no predecessor.
+            left_open = self._max_left_open if message.regency else 0
             self._sequences.on_empty_proposal(now, sender, log, message, left_open)
         for item in message.batch:
             place = (item.stream, item.first)

@@ -10,23 +10,23 @@ at least one correct broker was sent: a broker with another vote lies, or the pu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 
 from quorumcast.broadcast.messages import Echo, Ready
 from quorumcast.core.ids import Millis, NodeId, Stream
+from quorumcast.core.tally import Tally
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.watch.observation import Kind, Notes, remember
+from quorumcast.watch.observation import Kind, Notes, remember, tally_at
 from quorumcast.watch.turnout import LinkHistory, Place, Turnout
 
 
-def outvoted(votes: Mapping[NodeId, bytes], sender: NodeId, enough: int) -> list[NodeId]:
-    """Return the members that the sender's vote shows to vote against enough others."""
-    vote, values = votes[sender], list(votes.values())
-    if values.count(vote) == enough:
-        return [member for member, other in votes.items() if other != vote]
-    others = [value for value in values if value != vote]
-    return [sender] if any(others.count(other) >= enough for other in others) else []
+def outvoted(votes: Tally[bytes], sender: NodeId, enough: int) -> list[NodeId]:
+    """Return the members that the sender's vote shows to vote against `enough` others."""
+    vote = votes.votes()[sender]
+    if votes.count(vote) == enough:
+        return [member for member, other in votes.votes().items() if other != vote]
+    others = [other for other in votes.values() if other != vote]
+    return [sender] if any(votes.count(other) >= enough for other in others) else []
 
 
 class RunVotes:
@@ -48,9 +48,9 @@ class RunVotes:
         #: The runs that this broker is ready for.
         self._own_ready: OrderedDict[Place, bytes] = OrderedDict()
         #: The last Echo and Ready of each broker.
-        self._received: OrderedDict[tuple[NodeId, type, Place], bytes] = OrderedDict()
+        self._received: OrderedDict[tuple[type, Place], Tally[bytes]] = OrderedDict()
         #: The last Vote of each broker, on channels where correct brokers may differ.
-        self._votes: OrderedDict[tuple[NodeId, Place], bytes] = OrderedDict()
+        self._votes: OrderedDict[Place, Tally[bytes]] = OrderedDict()
 
     def sweep(self, now: Millis) -> None:
         """Note the Echo and Ready messages that have not come in time."""
@@ -64,12 +64,12 @@ class RunVotes:
     def on_message(self, now: Millis, sender: NodeId, message: Echo | Ready) -> None:
         """A broker echoes a run or is ready for it."""
         place = (message.stream, message.first)
-        key = (sender, type(message), place)
-        before = self._received.get(key)
+        received = tally_at(self._received, (type(message), place))
+        before = received.vote_of(sender)
         name = type(message).__name__
         if before is not None and before != message.run:
             self._notes.add(now, Kind.CONTRADICTS, sender, "itself", name, *place)
-        remember(self._received, key, message.run)
+        received.revote(sender, message.run)
         own = self._own_ready.get(place)
         if own is not None and own != message.run:
             self._notes.add(now, Kind.CONTRADICTS, sender, "others", name, *place)
@@ -77,8 +77,7 @@ class RunVotes:
         if isinstance(message, Ready):
             self._count_readies(now, place)
             return
-        echoes = [self._received.get((broker, Echo, place)) for broker in self._brokers]
-        if echoes.count(message.run) < self._one_correct:
+        if received.count(message.run) < self._one_correct:
             return
         # One of these brokers is correct, and the publisher sent it this run.
         published = self._published.get(place)
@@ -88,7 +87,7 @@ class RunVotes:
 
     def _count_readies(self, now: Millis, place: Place) -> None:
         own = self._own_ready.get(place)
-        readies = [self._received.get((broker, Ready, place)) for broker in self._brokers]
+        readies = self._received.get((Ready, place), Tally[bytes]())
         if own is not None and 1 + readies.count(own) >= self._ready_accept:
             self._turnouts[Ready].on_quorum(now, place)
 
@@ -105,19 +104,15 @@ class RunVotes:
         self._turnouts[Echo].on_quorum(now, place)
         self._count_readies(now, place)
         for kind in self._turnouts:
+            received = self._received.get((kind, place), Tally[bytes]())
             for broker in self._brokers:
-                received = self._received.get((broker, kind, place))
-                if received is not None and received != ready.run:
+                if received.vote_of(broker) not in (None, ready.run):
                     self._notes.add(now, Kind.CONTRADICTS, broker, "others", kind.__name__, *place)
 
     def on_vote(self, now: Millis, sender: NodeId, place: Place, digest: bytes) -> bool:
         """A broker votes where correct ones may differ; return whether f+1 brokers agree now."""
-        remember(self._votes, (sender, place), digest)
-        votes = {
-            broker: vote
-            for broker in self._brokers
-            if (vote := self._votes.get((broker, place))) is not None
-        }
+        votes = tally_at(self._votes, place)
+        votes.revote(sender, digest)
         for broker in outvoted(votes, sender, self._one_correct):
             self._notes.add(now, Kind.CONTRADICTS, broker, "others", "Vote", *place)
-        return list(votes.values()).count(digest) == self._one_correct
+        return votes.count(digest) == self._one_correct

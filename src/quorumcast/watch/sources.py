@@ -16,7 +16,7 @@ from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.watch.observation import Kind, Notes
-from quorumcast.watch.turnout import BUCKETS, PATIENCE_MS, LinkHistory
+from quorumcast.watch.turnout import BUCKETS, OVERDUE_MS, LinkHistory
 
 #: Unanswered requests that are remembered per broker and channel.
 MAX_REQUESTS = 16
@@ -52,7 +52,7 @@ class Sources:
         """This node asks a broker for votes, with contents or without."""
         key = (peer, channel)
         requests = self._requests.setdefault(key, deque(maxlen=MAX_REQUESTS))
-        while requests and now - requests[0] >= PATIENCE_MS:
+        while requests and now - requests[0] >= OVERDUE_MS:
             requests.popleft()  # it was lost, or it would have been answered
         requests.append(now)
         if not bodies:
@@ -82,9 +82,9 @@ class Sources:
         clear_ms = now - max(since, self._links.clear_since.get(peer, now))
         is_end_of_chain = vote.order[-1:] == (peer,)
         # Without an answer the request may have been lost, if the link loses packets.
-        was_heard = clear_ms >= PATIENCE_MS // 2 and not self._links.loss_reason(peer, since)
+        was_heard = clear_ms >= OVERDUE_MS // 2 and not self._links.loss_reason(peer, since)
         entry = self._manifest.channel(vote.stream.channel)
-        disk_ms = PATIENCE_MS // 2 if entry is None or entry.policy.needs_store else 0
+        disk_ms = OVERDUE_MS // 2 if entry is None or entry.policy.needs_store else 0
         is_promised = not promise.answers_left and now - since >= disk_ms
         if is_end_of_chain or is_promised or was_heard:
             self._notes.add(

@@ -11,12 +11,13 @@ from collections import OrderedDict
 
 from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
 from quorumcast.core.quorum import Protection, Quorums
+from quorumcast.core.tally import Tally
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.consensus import value_of
 from quorumcast.ordering.messages import LogPart, Standing, StateHead, Stop
 from quorumcast.ordering.state import root_of
 from quorumcast.watch.claims import FAR_AHEAD
-from quorumcast.watch.observation import Kind, Notes, remember
+from quorumcast.watch.observation import Kind, Notes, tally_at
 from quorumcast.watch.run_votes import outvoted
 from quorumcast.watch.turnout import LinkHistory
 
@@ -129,17 +130,16 @@ class LogParts:
         self._one_correct = manifest.quorums.one_correct
         self._hash = manifest.hash
         self._notes = notes
-        self._values: OrderedDict[tuple[Protection, int], dict[NodeId, bytes]] = OrderedDict()
+        self._values: OrderedDict[tuple[Protection, int], Tally[bytes]] = OrderedDict()
 
     def on_log_part(self, sender: NodeId, part: LogPart, now: Millis) -> None:
-        """A member sends decided batches; each liar is noted once per message."""
-        false: dict[NodeId, int] = {}
+        """A member sends decided batches; each contradicted member is noted once per message."""
+        contradicted: dict[NodeId, int] = {}
         for instance, batch in enumerate(part.batches, part.first):
-            values = self._values.get((part.log, instance), {})
-            values[sender] = value_of(self._hash, batch)
-            remember(self._values, (part.log, instance), values)
+            values = tally_at(self._values, (part.log, instance))
+            values.revote(sender, value_of(self._hash, batch))
             for member in outvoted(values, sender, self._one_correct):
-                false.setdefault(member, instance)
-        for member, instance in false.items():
+                contradicted.setdefault(member, instance)
+        for member, instance in contradicted.items():
             stream = log_stream(part.log)
             self._notes.add(now, Kind.CONTRADICTS, member, "others", "LogPart", stream, instance)

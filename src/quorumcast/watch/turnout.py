@@ -3,7 +3,7 @@
 Every node knows a moment at which a quorum of brokers has spoken: a subscriber when it accepts a
 publication, a publisher when its publication is acknowledged, a broker when it delivers a run.
 Every other correct broker must then send the same message. A message that comes later is counted by
-its lateness. One that has not come after PATIENCE_MS is counted as missing if the link to its
+its lateness. One that has not come after OVERDUE_MS is counted as missing if the link to its
 sender was up and lost nothing all that time.
 
 `Turnout` follows messages about single numbers, `PublisherTurnout` those that a publisher owes a
@@ -22,7 +22,7 @@ from quorumcast.watch.observation import Kind, Notes, remember
 
 #: A message is missing after this time. It is the longest leader timeout of a correct broker, and
 #: twelve round trips between continents: a distant node omits nothing.
-PATIENCE_MS = MAX_LEADER_TIMEOUT_MS
+OVERDUE_MS = MAX_LEADER_TIMEOUT_MS
 #: Reason: the link lost packets shortly before, so a retransmission may be under way.
 MENDED = "mended"
 #: Reason: the peer sent nothing at all since then, so it may be stopped.
@@ -152,7 +152,7 @@ class Turnout:
         while self._moments:
             place, moment = next(iter(self._moments.items()))
             since = moment.since
-            if now - since < PATIENCE_MS:
+            if now - since < OVERDUE_MS:
                 return
             del self._moments[place]
             remember(self._over, place, None)
@@ -301,12 +301,12 @@ class CumulativeTurnout:
     def sweep(self, now: Millis) -> None:
         """Note the members that have not reached a number in time."""
         for stream, moments in self._moments.items():
-            while moments and (now - moments[0].since >= PATIENCE_MS or not moments[0].waiting):
+            while moments and (now - moments[0].since >= OVERDUE_MS or not moments[0].waiting):
                 moment = moments.popleft()
                 for member in moment.waiting:
                     self._note_missing(now, member, stream, moment.number, moment.since)
         for stream, backed in self._backed.items():
-            while backed and now - backed[0][1] >= PATIENCE_MS:
+            while backed and now - backed[0][1] >= OVERDUE_MS:
                 number, since = backed.popleft()
                 if number <= self._settled.get(stream, 0):
                     continue

@@ -18,7 +18,7 @@ from quorumcast.core.machine import Suspicion
 from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.watch.observation import COLUMNS, DOCUMENT_COLUMNS, Kind
-from quorumcast.watch.turnout import PATIENCE_MS
+from quorumcast.watch.turnout import OVERDUE_MS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +50,7 @@ TIMEOUT_KINDS = (
 )
 TIMEOUT_SUSPICIONS = (Suspicion.WITHOUT_HISTORY,)
 #: Seconds before and after an overload that are ignored as well: a timeout fires after its cause.
-STRAIN_MARGIN_S = -(-PATIENCE_MS // 1000)
+STRAIN_MARGIN_S = -(-OVERDUE_MS // 1000)
 
 _SEAT = rf"#(?:{'|'.join(map(str, range(1, MAX_SEATS + 1)))})\z"
 

@@ -1,6 +1,6 @@
 """The thresholds of the audit. Correct nodes stay below them.
 
-The times are those of the protocols: a message is missing after `watch.turnout.PATIENCE_MS`, the
+The times are those of the protocols: a message is missing after `watch.turnout.OVERDUE_MS`, the
 longest leader timeout. The least counts of single rules stand in `charges.RULES`.
 """
 

@@ -42,7 +42,7 @@ from quorumcast.faults.contract import Fault, Later
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.messages import Accept, Offer, Propose, Standing, Write
 from quorumcast.sim.cell.labels.knowledge import Knowledge, RunStart
-from quorumcast.watch.turnout import PATIENCE_MS
+from quorumcast.watch.turnout import OVERDUE_MS
 
 
 class Deed(enum.Enum):
@@ -425,7 +425,7 @@ class Deeds:
         """Whether the node soon sent the same peer a message that includes the dropped one."""
         sent = self._progress.get((key.node, key.towards, type(dropped.message)), [])
         begin = bisect_right(sent, dropped.at, key=lambda one: one[0])
-        end = bisect_right(sent, dropped.at + PATIENCE_MS, key=lambda one: one[0])
+        end = bisect_right(sent, dropped.at + OVERDUE_MS, key=lambda one: one[0])
         return any(_includes(sent[place][1], dropped.message) for place in range(begin, end))
 
     def _is_missed(self, key: DeedKey, run: RunStart, at: int, end: int) -> bool:

@@ -17,11 +17,11 @@ from quorumcast.broadcast.messages import ChainRun, Echo, Publish, Ready
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.message import Message
 from quorumcast.ordering.messages import Offer, Propose
-from quorumcast.watch.turnout import PATIENCE_MS, SETTLED_MS
+from quorumcast.watch.turnout import OVERDUE_MS, SETTLED_MS
 
 #: Time after and before a packet loss, or the start of a session, in which a withheld message
 #: cannot be told from a lost one.
-AFTER_LOSS_MS, BEFORE_LOSS_MS = SETTLED_MS, PATIENCE_MS
+AFTER_LOSS_MS, BEFORE_LOSS_MS = SETTLED_MS, OVERDUE_MS
 
 
 class RunStart(NamedTuple):
@@ -64,7 +64,7 @@ class Knowledge:
     def stays_joined(self, node: NodeId, channel: Channel, at: int) -> bool:
         """Whether a node stays subscribed long enough to tell a missing message from a late one."""
         left = self._left.get((node, channel), ())
-        return not any(at <= when < at + PATIENCE_MS for when in left)
+        return not any(at <= when < at + OVERDUE_MS for when in left)
 
     def on_receive(self, node: NodeId, sender: NodeId, message: Message, now: int) -> None:
         """Note the runs that a received message mentions."""
@@ -97,8 +97,8 @@ class Knowledge:
     def misses(self, node: NodeId, run: RunStart, end: int) -> bool:
         """Whether others mentioned a run long before the end, and before its publisher sent it."""
         mentioned = self._mentioned.get(node, {}).get(run, end)
-        return mentioned <= min(end - PATIENCE_MS, self._published.get(node, {}).get(run, end))
+        return mentioned <= min(end - OVERDUE_MS, self._published.get(node, {}).get(run, end))
 
     def has_from_publisher(self, node: NodeId, run: RunStart, at: int) -> bool:
         """Whether a node has a run from its publisher by this time, or soon after."""
-        return self._published.get(node, {}).get(run, at + PATIENCE_MS) < at + PATIENCE_MS
+        return self._published.get(node, {}).get(run, at + OVERDUE_MS) < at + OVERDUE_MS

@@ -22,12 +22,12 @@ from quorumcast.sim.cell.world import role_of
 from quorumcast.sim.kernel.plan import Act, Outcome
 from quorumcast.watch.observation import Observation
 from quorumcast.watch.observer import Document, Observer
-from quorumcast.watch.turnout import PATIENCE_MS
+from quorumcast.watch.turnout import OVERDUE_MS
 
 #: Time of ordinary traffic after the plan's liveness properties hold.
 LINGER_MS = 32_000
 #: Time without submissions at the end of it, so that outstanding messages arrive.
-REST_MS = PATIENCE_MS + 200
+REST_MS = OVERDUE_MS + 200
 #: Interval of each publisher's submissions, and of each subscriber's requests for a receipt.
 SUBMIT_EVERY_MS, PROVE_EVERY_MS = 80, 400
 MAX_STEPS = 800_000
