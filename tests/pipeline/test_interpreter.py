@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quorumcast.pipeline import planner
+from quorumcast.pipeline import early_planner
 from quorumcast.pipeline.interpreter import prepare_python
 
 #: A PySpark that does not load before the file `gate` has been written, as on a busy machine.
@@ -40,12 +40,12 @@ def test_planner_calls_spark_before_it_loads_and_plans_over_that_connection(fold
     with socket.create_server(("127.0.0.1", 0)) as spark:
         port = str(spark.getsockname()[1])
         where = {"PYTHON_WORKER_FACTORY_PORT": port, "PYTHON_WORKER_FACTORY_SECRET": "secret"}
-        command = [prepare_python(), "-m", planner.MODULE]
+        command = [prepare_python(), "-m", early_planner.MODULE]
         with subprocess.Popen(command, cwd=folder, env={**os.environ, **where}) as process:
             connection, _ = spark.accept()
             with connection, connection.makefile("rb") as said:
                 assert said.read(10) == b"\0\0\0\6secret"
-                connection.sendall(planner.WELCOME)
+                connection.sendall(early_planner.WELCOME)
                 (folder / "gate").write_text("load")
                 assert said.read() == b"planned"
         assert process.returncode == 0
@@ -59,7 +59,7 @@ def test_planner_calls_a_socket_of_the_file_system_where_spark_listens_there(
         spark.bind("spark")
         spark.listen()
         monkeypatch.setenv("PYTHON_WORKER_FACTORY_SOCK_PATH", "spark")
-        with planner.connect() as called:
+        with early_planner.connect() as called:
             connection, _ = spark.accept()
             with connection:
                 called.sendall(b"here")

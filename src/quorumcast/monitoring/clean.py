@@ -11,8 +11,6 @@ publisher's clock is ahead. In that case it is `received` minus the age of the r
 
 from __future__ import annotations
 
-from functools import reduce
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (as everybody calls them)
 
@@ -25,14 +23,18 @@ AHEAD_S = 5
 #: Rows older than this on arrival are marked as late.
 LATE_S = 600
 
-#: The columns of observations; the first three partition the store.
-COLUMNS = (
-    "channel", "host", "day",
-    "at", "time", "received", "clock", "flaw",
-    "metric", "item", "value",
-    "severity", "source", "origin", "device", "program", "message",
-    "publisher", "number", "position", "row", "votes", "dissent",
-)  # fmt: skip
+#: The columns of observations and their types; the first three partition the store.
+COLUMNS = {
+    "channel": "string", "host": "string", "day": "date",
+    "at": "timestamp", "time": "timestamp", "received": "timestamp",
+    "clock": "string", "flaw": "string",
+    "metric": "string", "item": "string", "value": "double",
+    "severity": "int", "source": "string", "origin": "string",
+    "device": "string", "program": "string", "message": "string",
+    "publisher": "string", "number": "long", "position": "long", "row": "int",
+    "votes": "int", "dissent": "array<string>",
+}  # fmt: skip
+SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 #: Older times are a flaw: each day is a directory of the store.
 ANCIENT_S = 31 * 24 * 3600
 #: Prefixes of metrics that cannot be negative.
@@ -70,19 +72,10 @@ def clean_logs(rows: DataFrame) -> DataFrame:
     )
     return _observations(
         rows.withColumn("flaw", flaw),
-        severity=F.col("severity"),
-        source=F.col("source"),
-        origin=F.col("origin"),
-        device=F.col("device"),
-        program=F.col("program"),
+        **{name: F.col(name) for name in ("severity", "source", "origin", "device", "program")},
         message=F.substring("message", 1, MAX_LINE_BYTES),
         channel=F.lit("logs"),
     )
-
-
-def unite(frames: list[DataFrame]) -> DataFrame:
-    """Return the union of observations of several channels."""
-    return reduce(lambda one, other: one.unionByName(other), frames)
 
 
 def without_duplicates(observations: DataFrame, within_s: int) -> DataFrame:
@@ -142,7 +135,6 @@ def _observations(rows: DataFrame, channel: Column, **values: Column) -> DataFra
         received,
     )
     late = received.cast("double") - at.cast("double") > LATE_S
-    types = {"value": "double", "severity": "int"}
     made = {
         "channel": channel,
         "host": F.when(_is_valid_host(), F.col("host")).otherwise(_UNKNOWN_HOST),
@@ -160,7 +152,6 @@ def _observations(rows: DataFrame, channel: Column, **values: Column) -> DataFra
         "dissent": F.col("_dissent"),
         **values,
     }
-    nothing = F.lit(None)
     return rows.select(
-        *(made.get(name, nothing.cast(types.get(name, "string"))).alias(name) for name in COLUMNS)
+        *(made.get(name, F.lit(None).cast(kind)).alias(name) for name, kind in COLUMNS.items())
     )

@@ -6,6 +6,7 @@ that decreased (a recreated interface) gives none. Metrics that this system lack
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -52,10 +53,8 @@ class HostSampler:
 
 def _available(look: Callable[[], Iterator[Measurement]]) -> list[Measurement]:
     found: list[Measurement] = []
-    try:
+    with contextlib.suppress(*_UNAVAILABLE):
         found.extend(look())
-    except _UNAVAILABLE:
-        return found
     return found
 
 

@@ -2,11 +2,11 @@
 
     keep      channels → clean → remove duplicates → store             foreachBatch, by batch number
     watch     fresh files of the store → signals → buckets → engine   Spark's windows and watermark
-    publish   alarm files of the book → the channel `alarms`          the sink
+    publish   alarm files of the engine → the channel `alarms`        the sink
 
 A directory of files connects two queries. Every step is idempotent, so that a crash neither loses
 nor repeats anything: `keep` overwrites the files of a replayed batch with the same rows, `watch`
-passes absolute values to the engine, and the book writes each alarm once.
+passes absolute values to the engine, and the engine writes each alarm once.
 
 Each publication is read and verified once. Silent hosts are found by the clock, but only while the
 job has no backlog: a backlog is not silence.
@@ -21,29 +21,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody calls them)
 
+from quorumcast.core.errors import UsageError
 from quorumcast.monitoring import clean
-from quorumcast.monitoring.book import Book
-from quorumcast.monitoring.queries import Query
+from quorumcast.monitoring.durable_engine import DurableEngine
+from quorumcast.monitoring.engine import Bucket
 from quorumcast.monitoring.rules import Rules
-from quorumcast.monitoring.signals import bucket_of, buckets, signals
+from quorumcast.monitoring.signals import buckets, signals
 from quorumcast.monitoring.store import ObservationStore
+from quorumcast.pipeline.session import reason_of
 from quorumcast.pipeline.streams.progress import lag
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 #: Turns alarms into the writer that publishes them.
 Sink = Callable[[DataFrame], "DataStreamWriter"]
 
-OBSERVATIONS = (
-    "channel string, host string, day date, at timestamp, time timestamp, received timestamp, "
-    "clock string, flaw string, metric string, item string, value double, severity int, "
-    "source string, origin string, device string, program string, message string, "
-    "publisher string, number long, position long, row int, votes int, dissent array<string>"
-)
 ALARM_FILES = (
     "time double, id string, state string, rule string, severity string, host string, "
     "item string, value double, text string"
@@ -52,6 +51,101 @@ ALARM_FILES = (
 MAX_FILES = 4
 #: Time between two searches of the later queries for files.
 POLL_S = 1
+
+
+#: Attempts of a query that never worked, and of one that fails with a `UsageError`.
+MAX_ATTEMPTS, MAX_REFUSALS = 8, 3
+#: The pause after the first failure; it doubles with each failure up to the maximum.
+PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
+
+
+class Query:
+    """A query that is restarted when it fails; `make` returns its writer without the trigger.
+
+    The cell may be unreachable for a while, or a Spark worker may start too slowly on a busy
+    machine. A query that has worked before is restarted without limit, with exponential backoff.
+    One that never worked is given up after MAX_ATTEMPTS, or after MAX_REFUSALS if the error is a
+    `UsageError`: then its options are wrong.
+    """
+
+    def __init__(self, name: str, every_s: float, make: Callable[[], DataStreamWriter]) -> None:
+        self.name = name
+        self._every_s = every_s
+        self._make = make
+        self._running: StreamingQuery | None = None
+        #: Whether it has ever made progress in this process.
+        self._worked = False
+        #: Failures since the last progress, and the time of the next start.
+        self._failures = 0
+        self._restart_at: float | None = None
+        #: The reason of the last failure; "" after progress.
+        self.trouble = ""
+
+    @property
+    def progress(self) -> StreamingQueryProgress | None:
+        """Spark's report of the last micro-batch, or None."""
+        return self._running.lastProgress if self._running is not None else None
+
+    def start(self) -> None:
+        """Start the query."""
+        self._running = self._make().trigger(processingTime=f"{self._every_s} seconds").start()
+
+    def tick(self) -> None:
+        """Restart the query if it failed and the pause is over."""
+        if self._running is None:
+            return
+        error = self._running.exception()
+        if error is None:
+            if self.progress is not None:
+                self._on_progress()
+        elif self._restart_at is None:
+            self._restart_at = time.monotonic() + self._pause(error)
+        elif time.monotonic() >= self._restart_at:
+            self._restart_at = None
+            self.start()
+
+    @property
+    def polled_at(self) -> float:
+        """The start of the last poll that Spark reported; 0 if there is none, or it failed."""
+        last = self.progress
+        if last is None or self.trouble:
+            return 0.0
+        return datetime.fromisoformat(last.timestamp).timestamp()
+
+    def run_once(self) -> None:
+        """Process everything that is available now, and stop."""
+        while True:
+            self._running = self._make().trigger(availableNow=True).start()
+            try:
+                self._running.awaitTermination()
+            except StreamingQueryException as error:
+                time.sleep(self._pause(error))
+            else:
+                self._on_progress()
+                return
+
+    def stop(self) -> None:
+        """Stop; an unfinished micro-batch is repeated at the next start."""
+        if self._running is not None:
+            self._running.stop()
+
+    def _on_progress(self) -> None:
+        self._worked, self._failures, self.trouble = True, 0, ""
+
+    def _pause(self, error: Exception) -> float:
+        """Return the pause after a failure; raise `UsageError` if the query is given up."""
+        self._failures += 1
+        refusal = reason_of(error)
+        self.trouble = refusal or _first_line(error)
+        limit = MAX_REFUSALS if refusal else MAX_ATTEMPTS
+        if self._failures >= limit and not self._worked:
+            raise UsageError(f"the query {self.name!r} does not begin: {self.trouble}")
+        return float(min(PAUSE_S * 2 ** (self._failures - 1), MAX_PAUSE_S))
+
+
+def _first_line(error: Exception) -> str:
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), "it does not say why")
 
 
 class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +174,7 @@ class MonitoringJob:
         self._sources = sources
         self._sink = sink
         self.store = ObservationStore(settings.directory)
-        self.book = Book(settings.directory, settings.rules)
+        self.durable = DurableEngine(settings.directory, settings.rules)
         self._compacted_on = ""
         self._keeping = Query("keep", settings.trigger_s, self._keep)
         self._watching = Query("watch", POLL_S, self._watch)
@@ -96,7 +190,7 @@ class MonitoringJob:
         metrics, logs = (
             rows.withColumn("received", F.current_timestamp()) for rows in self._sources
         )
-        observed = clean.unite([clean.clean_metrics(metrics), clean.clean_logs(logs)])
+        observed = clean.clean_metrics(metrics).unionByName(clean.clean_logs(logs))
         once = clean.without_duplicates(observed, self._settings.repeats_s)
         return self._with_checkpoint(once.writeStream.foreachBatch(self._keep_batch), "keep")
 
@@ -112,7 +206,7 @@ class MonitoringJob:
 
     def _watch(self) -> DataStreamWriter:
         rows = (
-            self._spark.readStream.schema(OBSERVATIONS)
+            self._spark.readStream.schema(clean.SCHEMA)
             .options(cleanSource="delete", maxFilesPerTrigger=MAX_FILES)
             .parquet(str(self.store.fresh))
         )
@@ -122,15 +216,15 @@ class MonitoringJob:
         return self._with_checkpoint(writer, f"watch-{self._settings.rules.bucket_s}")
 
     def _watch_batch(self, rows: DataFrame, batch: int) -> None:
-        found = [bucket_of(row) for row in rows.collect()]
+        found = [Bucket(*row) for row in rows.collect()]
         if found:
-            self.book.turn(lambda engine: engine.absorb(found))
+            self.durable.apply(lambda engine: engine.absorb(found))
 
     def _publish(self) -> DataStreamWriter:
         rows = (
             self._spark.readStream.schema(ALARM_FILES)
             .options(cleanSource="delete", maxFilesPerTrigger=MAX_FILES)
-            .json(str(self.book.alarms))
+            .json(str(self.durable.alarms))
         )
         alarms = rows.withColumn("time", F.col("time").cast("timestamp"))
         return self._with_checkpoint(self._sink(alarms), "publish")
@@ -151,7 +245,7 @@ class MonitoringJob:
         began = time.time()
         self._keeping.run_once()
         self._watching.run_once()
-        self.book.turn(lambda engine: engine.elapse(began))
+        self.durable.apply(lambda engine: engine.elapse(began))
         self._publishing.run_once()
 
     def tick(self) -> None:
@@ -159,8 +253,8 @@ class MonitoringJob:
         for query in self._queries:
             query.tick()
         processed_until = self._processed_until()
-        if processed_until > self.book.engine.now:
-            self.book.turn(lambda engine: engine.elapse(processed_until))
+        if processed_until > self.durable.engine.now:
+            self.durable.apply(lambda engine: engine.elapse(processed_until))
 
     @property
     def troubles(self) -> dict[str, str]:

@@ -9,11 +9,10 @@ that their host does not count as silent.
 from __future__ import annotations
 
 from pyspark.errors import SparkRuntimeException
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody calls them)
 
 from quorumcast.core.errors import UsageError
-from quorumcast.monitoring.engine import Bucket
 from quorumcast.monitoring.lines import SEVERITIES
 from quorumcast.monitoring.rules import Logs, Rules
 
@@ -94,11 +93,6 @@ def _compiles(spark: SparkSession, rules: list[Logs]) -> bool:
     except SparkRuntimeException:
         return False
     return True
-
-
-def bucket_of(row: Row) -> Bucket:
-    """Turn a row of `buckets` into a `Bucket`."""
-    return Bucket(*row)
 
 
 def _signal(name: Column, item: Column, value: str | None) -> Column:

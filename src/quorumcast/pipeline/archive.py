@@ -1,11 +1,10 @@
-"""Class data of Spark: what Java has loaded once, kept for the next start.
+"""Class data sharing for Spark's JVM, and the cache directory for it.
 
-To load and check Spark's classes is most of what starting a session costs. Java can write them to
-an *archive* when it ends, about 160 MB, and map that the next time, which saves more than half. The
-first session of a Java and a Spark makes the archive; those after it use it.
-
-Java looks whether an archive was made of the very classes that it is to load, and goes without it
-otherwise. It writes an archive's head last: one that has a head is whole.
+Loading and verifying classes is most of the cost of starting a session. At exit Java can write the
+loaded classes to an *archive* of about 160 MB; mapping it at the next start saves more than half.
+The first session with a version of Java and Spark creates the archive, and later ones use it. Java
+itself ignores an archive that was made from other classes. It writes the header of an archive last,
+so an archive with a header is complete.
 """
 
 from __future__ import annotations
@@ -18,28 +17,30 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-#: How long somebody may take to make an archive, which is done when its session ends.
+from quorumcast.traces.drafts import replacing
+
+#: A draft older than this is abandoned: an archive is written when its session ends.
 MAKING_S = 600
-#: Archives that are kept, of other versions or environments too.
+#: Archives that are kept, including those of other versions and environments.
 KEPT = 3
-#: Why Java goes without an archive is nothing to tell people.
+#: No warnings of Java about an archive that does not match.
 _QUIET = "-Xlog:cds*=off"
 
 
 def archive_options(java_home: Path) -> str:
-    """Options with which Java uses the archive for its Spark, or makes it; none if it cannot."""
+    """Return options with which Java uses or creates the archive; "" if it can do neither."""
     with contextlib.suppress(OSError):
         if not any(java_home.glob("lib/server/classes*.jsa")):
-            return ""  # an archive adds to that of Java's own classes
+            return ""  # ours extends the archive of Java's own classes
         folder = caches()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        archive = folder / f"spark-{_kind(java_home)}.jsa"
-        at_work = _take_up_drafts(archive)
+        archive = folder / f"spark-{_version_key(java_home)}.jsa"
+        in_progress = _adopt_drafts(archive)
         if archive.exists():
             os.utime(archive)
-            _forget_others(folder)
+            _remove_old(folder)
             return f"{shlex.quote(f'-XX:SharedArchiveFile={archive}')} {_QUIET}"
-        if not at_work:
+        if not in_progress:
             draft = archive.with_name(f"{archive.name}.{os.getpid()}")
             draft.touch()
             return f"{shlex.quote(f'-XX:ArchiveClassesAtExit={draft}')} {_QUIET}"
@@ -47,12 +48,20 @@ def archive_options(java_home: Path) -> str:
 
 
 def caches() -> Path:
-    """Where we keep what can be made again."""
+    """Return the directory of files that can be created again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quorumcast"
 
 
-def _kind(java_home: Path) -> str:
-    """What tells apart that for which different archives are needed."""
+def write_program(path: Path, text: str) -> None:
+    """Write an executable script atomically."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with replacing(path) as draft:
+        draft.write_text(text)
+        draft.chmod(0o755)
+
+
+def _version_key(java_home: Path) -> str:
+    """Return a hash of everything that needs an archive of its own."""
     spark = find_spec("pyspark")
     jars = Path(spark.origin if spark and spark.origin else "").parent / "jars"
     release = java_home / "release"
@@ -60,9 +69,9 @@ def _kind(java_home: Path) -> str:
     return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
 
-def _take_up_drafts(archive: Path) -> bool:
-    """Put a draft that is whole in its place; whether somebody is at work on one."""
-    at_work = False
+def _adopt_drafts(archive: Path) -> bool:
+    """Rename a complete draft to its final name; return whether one is still being written."""
+    in_progress = False
     for draft in archive.parent.glob(f"{archive.name}.*"):
         with contextlib.suppress(FileNotFoundError):
             with draft.open("rb") as file:
@@ -70,13 +79,13 @@ def _take_up_drafts(archive: Path) -> bool:
             if is_whole:
                 draft.replace(archive)
             elif time.time() < draft.stat().st_mtime + MAKING_S:
-                at_work = True
+                in_progress = True
             else:
                 draft.unlink()
-    return at_work
+    return in_progress
 
 
-def _forget_others(folder: Path) -> None:
+def _remove_old(folder: Path) -> None:
     archives = sorted(folder.glob("spark-*.jsa"), key=lambda found: found.stat().st_mtime)
     for archive in archives[:-KEPT]:
         archive.unlink(missing_ok=True)

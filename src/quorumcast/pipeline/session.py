@@ -1,7 +1,7 @@
 """A Spark session with settings for a small machine.
 
-Everything in this room takes any session: this one is for those who have none. `register` makes
-`format("quorumcast")` known to a session of the user's own.
+All functions of this package accept any session; `register` makes `format("quorumcast")` known to
+one that the user created.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from quorumcast.pipeline.master import check_master, cores_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: When a query stops, Spark looks at what its Python function raised, by an expression that goes
-#: deeper with every character: with the usual stack a long text is the end of the thread.
+#: Spark parses the exceptions of Python functions with a regular expression that recurses for every
+#: character: with the default stack, a long text kills the thread.
 DEEP_JAVA = "-Xss32m"
-#: For a driver, and executors in its process, that start quickly and keep to few cores.
+#: A garbage collector for few cores, for a driver with executors in its process.
 LOCAL_JAVA = "-XX:+UseSerialGC"
-#: Starts in half the time, and then needs nearly twice the processor time for the same work.
+#: Starts in half the time, but needs nearly twice the processor time for the same work.
 BRIEF_JAVA = "-XX:TieredStopAtLevel=1"
-#: In the environment of a program that `spark-submit` started.
+#: Set in the environment of a program that `spark-submit` started.
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
-#: Partitions of what streams remember on a cluster: each is a task and some files of every
-#: micro-batch, so that Spark's 200 take it minutes, and their number stays for good.
+#: Partitions of a stream's state on a cluster. Each costs a task and some files per micro-batch;
+#: Spark's default of 200 takes minutes, and the number cannot be changed later.
 STATE_PARTITIONS = 8
-#: For streaming queries with much state: off the heap, and cheaper than objects in Python.
+#: For streaming queries with much state: it is kept outside the heap.
 ROCKSDB = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -55,13 +55,12 @@ def spark_session(
     brief: bool = True,
     stateful: bool = False,
 ) -> SparkSession:
-    """A session that knows `format("quorumcast")`; the one of this process, if there is one.
+    """Return the session of this process, or create one that knows `format("quorumcast")`.
 
-    `master` is as Spark has it, all cores of this machine unless said otherwise. `settings` are
-    Spark's and go before ours. What keeps Java itself busy for minutes on this machine should not
-    be `brief`; what is Python's work, such as simulations, may. What keeps `stateful` streams on a
-    cluster has few partitions there. What `spark-submit` started keeps the master and the settings
-    of that.
+    `master` is Spark's address, all cores of this machine by default. `settings` override ours. A
+    `brief` session starts faster but runs Java code slower: good if Python does the work. A
+    `stateful` one has few partitions on a cluster. A program of `spark-submit` keeps the master and
+    the settings given there.
     """
     if find_spec("pyspark") is None:
         raise UsageError("PySpark is not installed: run 'pip install quorumcast[spark]'")
@@ -96,7 +95,7 @@ def register(spark: SparkSession) -> None:
     try:
         tasks: int | None = spark.sparkContext.defaultParallelism
     except PySparkException:
-        tasks = None  # a session on another machine does not tell
+        tasks = None  # a remote session does not say
 
     class Registered(QuorumcastDataSource):
         """The data source of this session."""
@@ -107,9 +106,9 @@ def register(spark: SparkSession) -> None:
 
 
 def reason_of(error: BaseException) -> str | None:
-    """The sentence for people in what Spark raised, if one of ours is the cause.
+    """Return the message of the `UsageError` that caused an exception of Spark, or None.
 
-    Spark passes on what happens in its Python processes as the text of a traceback.
+    Spark passes exceptions of its Python processes on as the text of a traceback.
     """
     said = re.findall(rf"^{_SENTENCE}: (.+)$", str(error), re.MULTILINE)
     return said[-1] if said else None
@@ -135,8 +134,8 @@ def _defaults(cores: int | None, brief: bool, java: str, stateful: bool = False)
             "spark.driver.host": "127.0.0.1",
             SHUFFLE_PARTITIONS: str(cores),
             "spark.default.parallelism": str(cores),
-            # No checksum file beside each file of a checkpoint: a third of a micro-batch's cost.
-            # Not `fs.file.impl` as well, which RocksDB wants as it is.
+            # No checksum files beside those of a checkpoint: they are a third of a micro-batch's
+            # cost. Not `fs.file.impl` as well: RocksDB needs its default.
             "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
         }
     return chosen

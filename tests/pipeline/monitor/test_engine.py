@@ -7,7 +7,7 @@ import pytest
 
 from quorumcast.core.errors import UsageError
 from quorumcast.monitoring import engine as watching
-from quorumcast.monitoring.book import Book
+from quorumcast.monitoring.durable_engine import DurableEngine
 from quorumcast.monitoring.engine import Alarm, AlarmEngine, Bucket, EngineState
 from quorumcast.monitoring.rules import FORGET_S, Rules, parse_rules
 
@@ -222,41 +222,43 @@ def test_old_buckets_and_hosts_are_forgotten() -> None:
     assert set(engine.heard) == {"b"}
 
 
-# ---------------------------------------------------------------------------- the book
+# ---------------------------------------------------------------------------- the durable engine
 
 
-def written(book: Book) -> list[Alarm]:
+def written(durable: DurableEngine) -> list[Alarm]:
     return [
         msgspec.json.decode(line, type=Alarm)
-        for path in sorted(book.alarms.glob("*.json"))
+        for path in sorted(durable.alarms.glob("*.json"))
         for line in path.read_bytes().splitlines()
     ]
 
 
-def test_book_goes_on_where_it_stopped_and_writes_each_alarm_once(tmp_path: Path) -> None:
+def test_durable_engine_goes_on_where_it_stopped_and_writes_each_alarm_once(tmp_path: Path) -> None:
     buckets = [cpu(start, 95) for start in (0, 10, 20, 30)]
     for bucket in buckets:
-        book = Book(tmp_path, rules(BUSY))  # a new process for each
-        book.turn(lambda engine, bucket=bucket: engine.absorb([bucket]))  # type: ignore[misc]
-    last = Book(tmp_path, rules(BUSY))
+        durable = DurableEngine(tmp_path, rules(BUSY))  # a new process for each
+        durable.apply(lambda engine, bucket=bucket: engine.absorb([bucket]))  # type: ignore[misc]
+    last = DurableEngine(tmp_path, rules(BUSY))
     assert told(written(last)) == [("busy", "a", "raised")]
     assert [alarm.state for alarm in last.recent] == ["raised"]
 
 
-def test_book_writes_out_the_alarms_of_a_process_that_died_in_between(tmp_path: Path) -> None:
-    book = Book(tmp_path, rules(BUSY))
-    book.turn(lambda engine: engine.absorb([cpu(start, 95) for start in (0, 10, 20)]))
-    (path,) = book.alarms.glob("*.json")
+def test_durable_engine_writes_the_alarms_of_a_process_that_was_killed(
+    tmp_path: Path,
+) -> None:
+    durable = DurableEngine(tmp_path, rules(BUSY))
+    durable.apply(lambda engine: engine.absorb([cpu(start, 95) for start in (0, 10, 20)]))
+    (path,) = durable.alarms.glob("*.json")
     contents = path.read_bytes()
     path.unlink()
-    Book(tmp_path, rules(BUSY))
+    DurableEngine(tmp_path, rules(BUSY))
     assert path.read_bytes() == contents
 
 
-def test_book_that_is_damaged_is_one_sentence(tmp_path: Path) -> None:
+def test_durable_engine_that_is_damaged_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "book.bin").write_bytes(b"\xc1")
     with pytest.raises(UsageError, match="is damaged"):
-        Book(tmp_path, rules(BUSY))
+        DurableEngine(tmp_path, rules(BUSY))
 
 
 def test_buckets_of_another_length_are_not_compared() -> None:
@@ -278,13 +280,13 @@ def test_rules_that_are_gone_hold_no_more() -> None:
 def test_alarm_of_a_rule_that_is_gone_is_cleared_once_as_it_was_raised(tmp_path: Path) -> None:
     severe = BUSY + 'severity = "critical"\n'
     buckets = [cpu(start, 95) for start in (0, 10, 20)]
-    raised = Book(tmp_path, rules(severe)).turn(lambda engine: engine.absorb(buckets))
-    Book(tmp_path, rules(SILENT))  # this one ends before its first turn
-    cleared = Book(tmp_path, rules(SILENT)).turn(lambda engine: engine.elapse(40))
+    raised = DurableEngine(tmp_path, rules(severe)).apply(lambda engine: engine.absorb(buckets))
+    DurableEngine(tmp_path, rules(SILENT))  # this one ends before its first step
+    cleared = DurableEngine(tmp_path, rules(SILENT)).apply(lambda engine: engine.elapse(40))
     assert told(cleared) == [("busy", "a", "cleared")]
     assert [alarm.id for alarm in cleared] == [alarm.id for alarm in raised]
     assert [alarm.severity for alarm in cleared] == ["critical"]
-    assert Book(tmp_path, rules(SILENT)).turn(lambda engine: engine.elapse(50)) == []
+    assert DurableEngine(tmp_path, rules(SILENT)).apply(lambda engine: engine.elapse(50)) == []
 
 
 def test_rule_that_was_quiet_clears_nothing_when_it_is_gone() -> None:

@@ -18,17 +18,15 @@ from tests.runtime.world import eventually
 
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.schema import arrow_schema
-from quorumcast.monitoring import job, queries
+from quorumcast.monitoring import job
 from quorumcast.monitoring.channels import LOGS, METRICS
 from quorumcast.monitoring.clean import (
     clean_logs,
     clean_metrics,
-    unite,
     without_duplicates,
 )
 from quorumcast.monitoring.engine import Alarm, Bucket
-from quorumcast.monitoring.job import MonitoringJob, MonitorSettings
-from quorumcast.monitoring.queries import MAX_REFUSALS, Query
+from quorumcast.monitoring.job import MAX_REFUSALS, MonitoringJob, MonitorSettings, Query
 from quorumcast.monitoring.rules import parse_rules
 from quorumcast.monitoring.signals import check_patterns, signals
 from quorumcast.monitoring.store import ObservationStore
@@ -223,7 +221,11 @@ def test_job_stores_and_tells_everything_once_across_restarts_and_replays(
     assert [one["position"] for one in later if one["at"] >= minute] == [5]
     told_now = [(one["rule"], one["state"]) for one in published(tmp_path)]
     assert told_now.count(("busy", "cleared")) == 1
-    assert {condition.rule for condition in monitor.book.engine.alarms} == {"liar", "oom", "silent"}
+    assert {condition.rule for condition in monitor.durable.engine.alarms} == {
+        "liar",
+        "oom",
+        "silent",
+    }
     assert {path.name for path in (tmp_path / "job" / "observations").iterdir()} == {
         "channel=logs",
         "channel=metrics",
@@ -239,13 +241,13 @@ def test_backlog_is_watched_a_few_files_at_a_time(
         channels.publish("metrics", [cpu(position, 1, THEN + timedelta(seconds=position))])
     turns: list[int] = []
     monitor = a_monitor(session, channels, tmp_path)
-    absorb = monitor.book.engine.absorb
+    absorb = monitor.durable.engine.absorb
 
     def counted(buckets: list[Bucket]) -> list[Alarm]:
         turns.append(len(buckets))
         return absorb(buckets)
 
-    monkeypatch.setattr(monitor.book.engine, "absorb", counted)
+    monkeypatch.setattr(monitor.durable.engine, "absorb", counted)
     monitor.once()
     assert len(stored(tmp_path)) == len(turns) == 3
 
@@ -260,7 +262,7 @@ def test_query_that_fails_is_begun_again_unless_it_is_refused(
     error: Exception,
     attempts: int,
 ) -> None:
-    monkeypatch.setattr(queries, "PAUSE_S", 0.01)
+    monkeypatch.setattr(job, "PAUSE_S", 0.01)
     channels.publish("logs", [line(1, "x")])
     batches: list[int] = []
 
@@ -334,7 +336,7 @@ def test_only_what_says_that_it_is_the_same_is_taken_for_a_repetition(
         ],
     )
     streams = [channels.stream(name).withColumn("received", F.lit(THEN)) for name in SCHEMAS]
-    observed = unite([clean_metrics(streams[0]), clean_logs(streams[1])])
+    observed = clean_metrics(streams[0]).unionByName(clean_logs(streams[1]))
     found: list[tuple[int, int]] = []
 
     def take(rows: DataFrame, batch: int) -> None:
@@ -379,7 +381,7 @@ def test_observations_become_the_signals_that_rules_ask_for(
     channels.publish("metrics", [cpu(1, 7), cpu(2, 1) | {"metric": "other", "_dissent": ["b1"]}])
     channels.publish("logs", [line(3, "out of memory", severity=2), line(4, "fine")])
     frames = [channels.frame(name).withColumn("received", F.lit(THEN)) for name in SCHEMAS]
-    observed = unite([clean_metrics(frames[0]), clean_logs(frames[1])])
+    observed = clean_metrics(frames[0]).unionByName(clean_logs(frames[1]))
     found = signals(observed, parse_rules(RULES, "r")).collect()
     assert Counter((one["signal"], one["item"], one["value"]) for one in found) == Counter(
         [

@@ -26,8 +26,7 @@ def bench(
     Four brokers, Spark and its executors share this machine.
     """
     from quorumcast.pipeline.session import spark_session
-    from quorumcast.pipeline.streams.bench import measure
-    from quorumcast.pipeline.streams.sink_bench import measure_sink
+    from quorumcast.pipeline.streams.bench import measure, measure_sink
 
     if events < 1 or batch < 1 or written < 1:
         raise UsageError("--events, --batch and --written are 1 or more")

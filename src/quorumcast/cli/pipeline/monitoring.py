@@ -180,7 +180,7 @@ class _Run:
         """Write the last page and print the last status line."""
         self._write(running=False)
         if self._json:
-            print_json(self._monitor.book.read(lambda engine, recent: self._facts(engine)))
+            print_json(self._monitor.durable.read(lambda engine, recent: self._facts(engine)))
         else:
             console(stderr=True).print(self._line(), markup=False)
 
@@ -197,7 +197,7 @@ class _Run:
 
     def tell_alarms(self) -> None:
         """Print the alarms raised and cleared since the last call."""
-        unshown = self._monitor.book.unshown
+        unshown = self._monitor.durable.unshown
         while unshown:
             alarm = unshown.popleft()
             if self._json:
@@ -210,7 +210,7 @@ class _Run:
         self._stopping = True
 
     def _line(self) -> str:
-        hosts, alarms = self._monitor.book.read(
+        hosts, alarms = self._monitor.durable.read(
             lambda engine, recent: (len(engine.heard), len(engine.alarms))
         )
         lag = sum(self._monitor.lag.values())
@@ -234,4 +234,4 @@ class _Run:
             troubles=self._monitor.troubles,
             running=running,
         )
-        self._monitor.book.read(lambda engine, recent: write_report(path, engine, recent, facts))
+        self._monitor.durable.read(lambda engine, recent: write_report(path, engine, recent, facts))

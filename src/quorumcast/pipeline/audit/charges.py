@@ -13,7 +13,7 @@ differ, it may be the publisher instead. These nodes form the charge's *clause* 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 import msgspec
 
@@ -279,25 +279,23 @@ class Case:
                 why,
                 by_publisher=not settled or group[0].publisher in self.flooding,
             )
-            for group in group_by_publisher(features)
+            for group in _grouped(features, _publisher)
             if sum(feature.count for feature in group) >= least
         ]
 
 
-def _group_by_pair(features: Iterable[Feature]) -> list[list[Feature]]:
-    """Group observations by observer and accused."""
-    grouped: dict[tuple[str, str], list[Feature]] = {}
+def _grouped(
+    features: Iterable[Feature], key: Callable[[Feature], Hashable]
+) -> list[list[Feature]]:
+    """Return the observations with equal keys together, in the order of their first."""
+    groups: dict[Hashable, list[Feature]] = {}
     for feature in features:
-        grouped.setdefault((feature.observer, feature.accused), []).append(feature)
-    return list(grouped.values())
+        groups.setdefault(key(feature), []).append(feature)
+    return list(groups.values())
 
 
-def group_by_publisher(features: Iterable[Feature]) -> list[list[Feature]]:
-    """Group observations by the publisher of their stream."""
-    grouped: dict[str, list[Feature]] = {}
-    for feature in features:
-        grouped.setdefault(feature.publisher, []).append(feature)
-    return list(grouped.values())
+def _publisher(feature: Feature) -> str:
+    return feature.publisher
 
 
 def table_charges(case: Case, lying: Collection[str] = ()) -> list[Charge]:
@@ -313,7 +311,7 @@ def table_charges(case: Case, lying: Collection[str] = ()) -> list[Charge]:
         # Omissions are counted over all publishers.
         is_split = rule.by_publisher and not rule.omission
         enough = [f for f in covered if observers[f.accused] >= rule.min_observers]
-        for features in _group_by_pair(enough):
+        for features in _grouped(enough, lambda f: (f.observer, f.accused)):
             found += [
                 msgspec.structs.replace(
                     case.charge(
@@ -325,7 +323,7 @@ def table_charges(case: Case, lying: Collection[str] = ()) -> list[Charge]:
                     ),
                     firm=not rule.omission,
                 )
-                for group in (group_by_publisher(features) if is_split else [features])
+                for group in (_grouped(features, _publisher) if is_split else [features])
                 if sum(f.count for f in group) >= case.least_count(rule, group)
             ]
     return found

@@ -42,6 +42,7 @@ from quorumcast.pipeline.audit.tables import (
     empty_verdicts,
 )
 from quorumcast.pipeline.audit.verdicts import NodeVerdict, judge, verdicts
+from quorumcast.pipeline.lazy import sql
 from quorumcast.watch.observation import BY_OBSERVER, DOCUMENT_COLUMNS, DOWN, LOST, Kind
 
 if TYPE_CHECKING:
@@ -84,19 +85,17 @@ def _with_observer(rows: DataFrame) -> DataFrame:
 
     It is null in a nested directory: otherwise a node could write in the name of others there.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-
     # The file must lie directly in the first observer directory of its path. No regular
     # expressions: this runs for every row.
-    within = F.substring_index("file", "/", -2)
-    begins = F.length("file") - F.length(within)
-    name = F.substring_index(within, "/", 1)
-    is_direct = (begins > 0) & (F.instr("file", f"/{BY_OBSERVER}") == begins)
-    name = F.when(is_direct, F.substr(name, F.lit(len(BY_OBSERVER) + 1)))
+    within = sql.substring_index("file", "/", -2)
+    begins = sql.length("file") - sql.length(within)
+    name = sql.substring_index(within, "/", 1)
+    is_direct = (begins > 0) & (sql.instr("file", f"/{BY_OBSERVER}") == begins)
+    name = sql.when(is_direct, sql.substr(name, sql.lit(len(BY_OBSERVER) + 1)))
     # Escaped by the writer of the file, and again by Spark.
-    decoded = F.try_url_decode(F.try_url_decode(name))
-    name = F.when(name.contains("%"), decoded).otherwise(name)
-    return rows.withColumn("observer", F.nullif(name, F.lit("")))
+    decoded = sql.try_url_decode(sql.try_url_decode(name))
+    name = sql.when(name.contains("%"), decoded).otherwise(name)
+    return rows.withColumn("observer", sql.nullif(name, sql.lit("")))
 
 
 def _paths(
@@ -155,26 +154,26 @@ def _is_there(spark: SparkSession, url: str) -> bool:
 
 def features(observations: DataFrame) -> DataFrame:
     """Sum equal observations of each run."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    bucket = F.when(F.col("kind").isin(*_BUCKETED), F.col("number")).otherwise(0)
+    bucket = sql.when(sql.col("kind").isin(*_BUCKETED), sql.col("number")).otherwise(0)
     # One small row per run that costs a scan of everything: cached, because it is used twice.
     spans = run_spans(observations).cache()
-    part = F.floor(SLOTS * (F.col("t_ms") - F.col("began")) / (F.col("ended") - F.col("began") + 1))
-    part = F.least(F.greatest(part, F.lit(0)), F.lit(SLOTS - 1))
+    part = sql.floor(
+        SLOTS * (sql.col("t_ms") - sql.col("began")) / (sql.col("ended") - sql.col("began") + 1)
+    )
+    part = sql.least(sql.greatest(part, sql.lit(0)), sql.lit(SLOTS - 1))
     return (
         without_strain(observations, spans)
-        .where(F.col("kind") != Kind.STRAINED.value)
-        .where((F.col("kind") != Kind.LINK.value) | F.col("reason").isin(DOWN, LOST))
-        .join(F.broadcast(spans.drop("observers")), "run")
+        .where(sql.col("kind") != Kind.STRAINED.value)
+        .where((sql.col("kind") != Kind.LINK.value) | sql.col("reason").isin(DOWN, LOST))
+        .join(sql.broadcast(spans.drop("observers")), "run")
         .withColumn("bucket", bucket)
-        .withColumn("slot", F.when(F.col("kind").isin(*_SLOTTED), part).otherwise(0))
+        .withColumn("slot", sql.when(sql.col("kind").isin(*_SLOTTED), part).otherwise(0))
         .groupBy(*FEATURE_KEYS)
         .agg(
-            F.sum("count").alias("count"),
-            F.min("number").alias("number"),
-            F.min("t_ms").alias("t_ms"),
-            F.max("until_ms").alias("until_ms"),
+            sql.sum("count").alias("count"),
+            sql.min("number").alias("number"),
+            sql.min("t_ms").alias("t_ms"),
+            sql.max("until_ms").alias("until_ms"),
         )
     )
 
@@ -182,14 +181,13 @@ def features(observations: DataFrame) -> DataFrame:
 def contested(documents: DataFrame) -> DataFrame:
     """Return evidence, and the statements that another statement contradicts."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
 
     parsed = documents.where("kind = 'statement'").mapInArrow(_parse_statements, _STATEMENT)
     # A statement without a segment is compared only with those of its signer.
-    shared = F.when(F.col("segment") != "", F.col("segment"))
-    shared = shared.otherwise(F.concat_ws(" ", "signer", "about"))
+    shared = sql.when(sql.col("segment") != "", sql.col("segment"))
+    shared = shared.otherwise(sql.concat_ws(" ", "signer", "about"))
     windows = (Window.partitionBy("run", "signer", "about"), Window.partitionBy("run", shared))
-    own, others = (F.min("value").over(w) != F.max("value").over(w) for w in windows)
+    own, others = (sql.min("value").over(w) != sql.max("value").over(w) for w in windows)
     statements = (
         parsed.withColumn("own", own)
         .withColumn("others", others)
@@ -230,7 +228,6 @@ def audit(
     lying_clients: int = 1,
 ) -> DataFrame:
     """Return the verdicts on every run, judged by `manifests`, or by those in `cells`."""
-    from pyspark.sql import functions as F  # noqa: N812
 
     def judge_group(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
         return judge_run(left, right, manifests, lying_clients)
@@ -240,7 +237,7 @@ def audit(
     shown = limit_per_observer(shown, MAX_DOCUMENTS_JUDGED)
     kept = cells.where("run is not null and data is not null").select(
         "run",
-        *(F.lit(v).alias(c) for c, v in (("observer", ""), ("kind", _MANIFEST), ("subject", ""))),
+        *(sql.lit(v).alias(c) for c, v in (("observer", ""), ("kind", _MANIFEST), ("subject", ""))),
         "data",
     )
     return (
@@ -301,17 +298,10 @@ def run_manifests(cells: DataFrame) -> dict[str, bytes]:
 
 def _row(run: str, verdict: NodeVerdict) -> dict[str, Any]:
     proof = verdict.proof
-    return {
+    return msgspec.structs.asdict(verdict) | {
         "run": run,
-        "node": verdict.node,
-        "standing": verdict.standing,
-        "score": verdict.score,
-        "deed": verdict.deed,
         "towards": ", ".join(verdict.towards),
         "reasons": "; ".join(verdict.reasons),
-        "count": verdict.count,
-        "t_ms": verdict.t_ms,
-        "until_ms": verdict.until_ms,
         "proof": "" if proof is None else msgspec.json.encode(proof.evidence).decode(),
         "explanations": " or ".join(" with ".join(nodes) for nodes in verdict.explanations),
     }

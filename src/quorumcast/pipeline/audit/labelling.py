@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.audit.tables import CELLS, DOCUMENTS, LABELS, OBSERVATIONS
+from quorumcast.pipeline.audit.tables import ddl
 from quorumcast.sim.systems import AuditTables, find
 from quorumcast.watch.observation import (
     CELL_COLUMNS,
@@ -33,7 +33,6 @@ _TABLES = {
     "cells": CELL_COLUMNS,
     "labels": LABEL_COLUMNS,
 }
-_DDL = {"observations": OBSERVATIONS, "documents": DOCUMENTS, "cells": CELLS, "labels": LABELS}
 
 
 def labeller(system: str) -> Callable[[int], AuditTables]:
@@ -84,12 +83,9 @@ def labelled(
             for index in batch.column("id").to_pylist():
                 yield _as_batch(run(start + index))
 
-    schema = ", ".join(f"{name} array<struct<{_struct(ddl)}>>" for name, ddl in _DDL.items())
+    structs = {name: ddl(kinds).replace("` ", "`:") for name, kinds in _TABLES.items()}
+    schema = ", ".join(f"{name} array<struct<{struct}>>" for name, struct in structs.items())
     return spark.range(0, count, 1, tasks).mapInArrow(simulate, schema)
-
-
-def _struct(ddl: str) -> str:
-    return ddl.replace("` ", "`:")
 
 
 def _as_batch(tables: AuditTables) -> pa.RecordBatch:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quorumcast.pipeline.lazy import sql
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -18,23 +20,19 @@ LIED = ("plain", "word-against-word", "slight", "late", "idle", "false-witness")
 
 def standings(verdicts: DataFrame) -> DataFrame:
     """Return the worst standing of each node of each run, as a rank."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     rank = (
-        F.when(F.col("standing") == "proven", 3)
-        .when(F.col("standing") == "suspected", 2)
-        .when(F.col("standing") == "disputed", 1)
+        sql.when(sql.col("standing") == "proven", 3)
+        .when(sql.col("standing") == "suspected", 2)
+        .when(sql.col("standing") == "disputed", 1)
         .otherwise(0)  # measured
     )
-    return verdicts.groupBy("run", "node").agg(F.max(rank).alias("rank"))
+    return verdicts.groupBy("run", "node").agg(sql.max(rank).alias("rank"))
 
 
 def compared(verdicts: DataFrame, labels: DataFrame) -> DataFrame:
     """Count nodes by source, fault, label and standing."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     joined = labels.join(standings(verdicts), ["run", "node"], "left").fillna({"rank": 0})
-    return joined.groupBy("source", "fault", "status", "rank").agg(F.count("*").alias("nodes"))
+    return joined.groupBy("source", "fault", "status", "rank").agg(sql.count("*").alias("nodes"))
 
 
 def wrongly_named(verdicts: DataFrame, labels: DataFrame) -> DataFrame:

@@ -8,6 +8,8 @@ or count as another node's observation. Each invalid row gets a `flaw`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +19,7 @@ from quorumcast.core.limits import MAX_SEATS
 from quorumcast.core.machine import Suspicion
 from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.pipeline.lazy import sql
 from quorumcast.watch.observation import COLUMNS, DOCUMENT_COLUMNS, Kind
 from quorumcast.watch.turnout import OVERDUE_MS
 
@@ -42,12 +45,7 @@ BEYOND = "with impossible times, counts or lengths"
 UNREADABLE = "files that hold nothing that can be read"
 
 #: Observations that depend on timeouts: overload causes them for correct nodes as well.
-TIMEOUT_KINDS = (
-    Kind.CAME,
-    Kind.MISSING,
-    Kind.BACKWARDS,
-    Kind.PASSES_OVER,
-)
+TIMEOUT_KINDS = (Kind.CAME, Kind.MISSING, Kind.BACKWARDS, Kind.PASSES_OVER)
 TIMEOUT_SUSPICIONS = (Suspicion.WITHOUT_HISTORY,)
 #: Seconds before and after an overload that are ignored as well: a timeout fires after its cause.
 STRAIN_MARGIN_S = -(-OVERDUE_MS // 1000)
@@ -67,10 +65,8 @@ class Census(msgspec.Struct, frozen=True):
 
 def nodes_by_run(cells: DataFrame) -> DataFrame:
     """Return the nodes in the manifests of each run."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     nodes = cells.mapInArrow(_read_nodes, "run string, nodes array<string>")
-    return nodes.groupBy("run").agg(F.flatten(F.collect_list("nodes")).alias("nodes"))
+    return nodes.groupBy("run").agg(sql.flatten(sql.collect_list("nodes")).alias("nodes"))
 
 
 def _read_nodes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -106,28 +102,28 @@ def nodes_of(manifests: Iterable[Manifest]) -> list[str]:
 
 def with_flaws(rows: DataFrame, cells: DataFrame, manifests: Sequence[bytes]) -> DataFrame:
     """Add the column `flaw` to observations or documents; it is null in valid rows."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     if manifests:
-        rows = rows.withColumn("nodes", F.lit(nodes_of(parse_manifests(manifests))))
+        rows = rows.withColumn("nodes", sql.lit(nodes_of(parse_manifests(manifests))))
     else:
         rows = rows.join(nodes_by_run(cells), "run", "left")
     is_observations = "accused" in rows.columns
     needed = COLUMNS if is_observations else DOCUMENT_COLUMNS
-    flaw = F.when(_any(F.col(name).isNull() for name in needed), INCOMPLETE)
+    flaw = sql.when(_any(sql.col(name).isNull() for name in needed), INCOMPLETE)
     # Python would fail to decode them.
     texts = [name for name, kind in needed.items() if kind == "string"]
-    flaw = flaw.when(_any(~F.is_valid_utf8(name) for name in texts), INCOMPLETE)
-    flaw = flaw.when(_any(F.length(name) > MAX_TEXT for name in texts), BEYOND)
+    flaw = flaw.when(_any(~sql.is_valid_utf8(name) for name in texts), INCOMPLETE)
+    flaw = flaw.when(_any(sql.length(name) > MAX_TEXT for name in texts), BEYOND)
     if "data" in needed:
-        flaw = flaw.when(F.length("data") > MAX_BYTES, BEYOND)
-    flaw = flaw.when(F.col("nodes").isNull(), NO_MANIFEST)
+        flaw = flaw.when(sql.length("data") > MAX_BYTES, BEYOND)
+    flaw = flaw.when(sql.col("nodes").isNull(), NO_MANIFEST)
     if is_observations:
         strangers = _any(
-            ~F.array_contains("nodes", _holder(name)) for name in ("observer", "accused")
+            ~sql.array_contains("nodes", _holder(name)) for name in ("observer", "accused")
         )
-        times = F.col("t_ms").between(0, F.col("until_ms")) & (F.col("until_ms") <= MAX_TIME_MS)
-        counts = F.col("count").between(1, MAX_COUNT)
+        times = sql.col("t_ms").between(0, sql.col("until_ms")) & (
+            sql.col("until_ms") <= MAX_TIME_MS
+        )
+        counts = sql.col("count").between(1, MAX_COUNT)
         flaw = flaw.when(strangers, STRANGERS).when(~(times & counts), BEYOND)
     return rows.withColumn("flaw", flaw).drop("nodes")
 
@@ -142,16 +138,14 @@ def run_spans(observations: DataFrame) -> DataFrame:
 
     The times are medians over the observers, so that a few liars cannot move them.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-
     return (
         observations.groupBy("run", "observer")
-        .agg(F.min("t_ms").alias("first"), F.max("until_ms").alias("last"))
+        .agg(sql.min("t_ms").alias("first"), sql.max("until_ms").alias("last"))
         .groupBy("run")
         .agg(
-            F.median("first").alias("began"),
-            F.median("last").alias("ended"),
-            F.count("*").alias("observers"),
+            sql.median("first").alias("began"),
+            sql.median("last").alias("ended"),
+            sql.count("*").alias("observers"),
         )
     )
 
@@ -161,22 +155,22 @@ def without_strain(observations: DataFrame, spans: DataFrame) -> DataFrame:
 
     Fewer liars than that cannot remove anything. `spans` is the result of `run_spans`.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    second = F.floor(F.col("t_ms") / 1000)
-    margin = F.sequence(second - STRAIN_MARGIN_S, second + STRAIN_MARGIN_S)
+    second = sql.floor(sql.col("t_ms") / 1000)
+    margin = sql.sequence(second - STRAIN_MARGIN_S, second + STRAIN_MARGIN_S)
     strained = (
-        observations.where(F.col("kind") == Kind.STRAINED.value)
-        .select("run", "observer", F.explode(margin).alias("second"))
+        observations.where(sql.col("kind") == Kind.STRAINED.value)
+        .select("run", "observer", sql.explode(margin).alias("second"))
         .groupBy("run", "second")
-        .agg(F.count_distinct("observer").alias("strained"))
+        .agg(sql.count_distinct("observer").alias("strained"))
     )
     overloaded = strained.join(spans, "run").where("2 * strained >= observers")
-    by_timeout = F.col("kind").isin(*(kind.value for kind in TIMEOUT_KINDS)) | (
-        (F.col("kind") == Kind.SUSPECT.value)
-        & F.col("reason").isin(*(reason.value for reason in TIMEOUT_SUSPICIONS))
+    by_timeout = sql.col("kind").isin(*(kind.value for kind in TIMEOUT_KINDS)) | (
+        (sql.col("kind") == Kind.SUSPECT.value)
+        & sql.col("reason").isin(*(reason.value for reason in TIMEOUT_SUSPICIONS))
     )
-    rows = observations.withColumn("second", F.when(by_timeout, F.floor(F.col("until_ms") / 1000)))
+    rows = observations.withColumn(
+        "second", sql.when(by_timeout, sql.floor(sql.col("until_ms") / 1000))
+    )
     return rows.join(overloaded.select("run", "second"), ["run", "second"], "left_anti").drop(
         "second"
     )
@@ -185,19 +179,16 @@ def without_strain(observations: DataFrame, spans: DataFrame) -> DataFrame:
 def limit_per_observer(rows: DataFrame, limit: int) -> DataFrame:
     """Keep at most `limit` rows per observer and run; a hash of the rows selects them."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
 
-    drawn = Window.partitionBy("run", "observer").orderBy(F.xxhash64(*rows.columns))
-    numbered = rows.withColumn("drawn", F.row_number().over(drawn))
-    return numbered.where(F.col("drawn") <= limit).drop("drawn")
+    drawn = Window.partitionBy("run", "observer").orderBy(sql.xxhash64(*rows.columns))
+    numbered = rows.withColumn("drawn", sql.row_number().over(drawn))
+    return numbered.where(sql.col("drawn") <= limit).drop("drawn")
 
 
 def census(
     observations: DataFrame, documents: DataFrame, cells: DataFrame, manifests: Sequence[bytes]
 ) -> Census:
     """Count the runs that are judged and the rows that are not."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     # A table in memory has no files.
     files = len({*observations.inputFiles(), *documents.inputFiles()})
     parts = [
@@ -209,10 +200,10 @@ def census(
         parts[0]
         .unionByName(parts[1])
         .agg(
-            F.count_distinct(F.when(F.col("flaw").isNull(), F.col("run"))).alias("runs"),
-            F.count_distinct("file" if files else F.lit("")).alias("files"),
-            F.min(F.when(F.col("flaw") == NO_MANIFEST, F.col("run"))).alias("unknown"),
-            *(F.count_if(F.col("flaw") == flaw).alias(flaw) for flaw in flaws),
+            sql.count_distinct(sql.when(sql.col("flaw").isNull(), sql.col("run"))).alias("runs"),
+            sql.count_distinct("file" if files else sql.lit("")).alias("files"),
+            sql.min(sql.when(sql.col("flaw") == NO_MANIFEST, sql.col("run"))).alias("unknown"),
+            *(sql.count_if(sql.col("flaw") == flaw).alias(flaw) for flaw in flaws),
         )
         .collect()[0]
     )
@@ -225,14 +216,9 @@ def census(
 
 def _holder(column: str) -> Column:
     """As `core.ids.holder`."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    seated = F.regexp_replace(column, _SEAT, "")
-    return F.when(F.col(column).contains("#"), seated).otherwise(F.col(column))
+    seated = sql.regexp_replace(column, _SEAT, "")
+    return sql.when(sql.col(column).contains("#"), seated).otherwise(sql.col(column))
 
 
 def _any(conditions: Iterable[Column]) -> Column:
-    from functools import reduce
-    from operator import or_
-
     return reduce(or_, conditions)

@@ -49,19 +49,9 @@ LABELS, VERDICTS, CELLS = ddl(LABEL_COLUMNS), ddl(VERDICT_COLUMNS), ddl(CELL_COL
 
 #: The columns by which observations are summed: all but times, number and count.
 FEATURE_KEYS = (
-    "run",
-    "observer",
-    "role",
-    "accused",
-    "kind",
-    "reason",
-    "message",
-    "channel",
-    "publisher",
-    "lane",
-    "bucket",
-    "slot",
-)
+    "run", "observer", "role", "accused", "kind", "reason", "message", "channel", "publisher",
+    "lane", "bucket", "slot",
+)  # fmt: skip
 
 
 def empty_verdicts() -> pd.DataFrame:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +33,7 @@ from quorumcast.pipeline.campaign.scenarios import (
     investigate_all,
     run_seeds,
 )
+from quorumcast.pipeline.lazy import sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,14 +50,9 @@ POLL_S = 0.5
 #: The largest number of Spark's `range`.
 MAX_SEED = 2**63 - 1
 _SUMMED = (
-    "simulated_ms",
-    "messages",
-    "packets",
-    "deliveries",
-    "faults_injected",
-    "evidence",
+    "simulated_ms", "messages", "packets", "deliveries", "faults_injected", "evidence",
     "false_accusations",
-)
+)  # fmt: skip
 
 #: Receives the finished scenarios, the failed ones, and the seconds so far.
 Progress = Callable[[int, int, float], None]
@@ -213,7 +210,6 @@ def _failures(
     spark: SparkSession, campaign: Campaign, known: list[Row], path: Path
 ) -> tuple[list[FailureMode], int]:
     """Return the investigated failure modes, and the number of others."""
-    from pyspark.sql import functions as sql
     from pyspark.sql.pandas.types import from_arrow_schema
 
     chosen = choose_modes(known)
@@ -268,26 +264,18 @@ def _failure(row: Row, path: Path, variant: str) -> FailureMode:
         file = path / FAILURES / f"{re.sub(r'[^A-Za-z0-9.+-]', '-', name)}.json"
         file.write_bytes(bytes(row["plan"]))
         plan = str(file)
+    copied = ("property", "detail", "policy", "adversary", "seed", "count", "acts", "acts_left")
     return FailureMode(
-        property=row["property"],
-        detail=row["detail"],
-        policy=row["policy"],
-        adversary=row["adversary"],
-        seed=row["seed"],
-        count=row["count"],
+        **{name: row[name] for name in copied},
         replay=f"quorumcast sim --start {row['seed']} --seeds 1 --policy {row['policy']} "
         f"--adversary {row['adversary']}{planted}",
         plan=plan,
         replay_plan=f"quorumcast sim --plan {plan}{planted}" if plan else "",
-        acts=row["acts"],
-        acts_left=row["acts_left"],
     )
 
 
 def grouped(results: DataFrame) -> list[Row]:
     """Sum the results by policy, adversary, verdict and property."""
-    from pyspark.sql import functions as sql
-
     return [
         row.asDict()
         for row in results.groupBy("policy", "adversary", "verdict", "property")
@@ -310,23 +298,19 @@ def _report(
     others: int,
 ) -> CampaignResult:
     bad = [row for row in groups if row["verdict"] != OK]
-    totals = {name: sum(row[name] for row in groups) for name in ("count", *_SUMMED)}
+    scenarios = sum(row["count"] for row in groups)
+    totals: dict[str, Any] = {name: sum(row[name] for row in groups) for name in _SUMMED}
     return CampaignResult(
         output=str(path),
-        scenarios=totals["count"],
+        scenarios=scenarios,
         start=campaign.start,
         variant=campaign.choice.variant,
         seconds=round(seconds, 2),
-        scenarios_per_s=round(totals["count"] / seconds, 2),
+        scenarios_per_s=round(scenarios / seconds, 2),
         violations=sum(row["count"] for row in bad),
         raised=sum(row["count"] for row in bad if row["verdict"] == RAISED),
-        simulated_s=round(totals["simulated_ms"] / 1000, 1),
-        messages=totals["messages"],
-        packets=totals["packets"],
-        deliveries=totals["deliveries"],
-        faults_injected=totals["faults_injected"],
-        evidence=totals["evidence"],
-        false_accusations=totals["false_accusations"],
+        simulated_s=round(totals.pop("simulated_ms") / 1000, 1),
+        **totals,
         policies=_counts("policy", groups),
         adversaries=_counts("adversary", groups),
         properties=_counts("property", bad),
@@ -336,7 +320,7 @@ def _report(
 
 
 def _counts(column: str, groups: list[Row]) -> dict[str, int]:
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for row in groups:
-        counts[row[column]] = counts.get(row[column], 0) + row["count"]
+        counts[row[column]] += row["count"]
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

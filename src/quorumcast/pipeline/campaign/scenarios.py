@@ -23,6 +23,11 @@ OK, VIOLATED, RAISED = "ok", "violated", "raised"
 #: The property of a scenario that raised an exception.
 RAISING = "Raised"
 
+#: Counters of an outcome.
+_COUNTERS = (
+    "simulated_ms", "messages", "packets", "deliveries", "faults_injected", "suspicions",
+    "false_suspicions", "false_accusations", "evidence", "steps",
+)  # fmt: skip
 RESULT_COLUMNS = pa.schema(
     [
         ("seed", pa.int64()),
@@ -37,32 +42,10 @@ RESULT_COLUMNS = pa.schema(
         ("verdict", pa.string()),
         ("property", pa.string()),
         ("detail", pa.string()),
-        ("simulated_ms", pa.int64()),
-        ("messages", pa.int64()),
-        ("packets", pa.int64()),
-        ("deliveries", pa.int64()),
-        ("faults_injected", pa.int64()),
-        ("suspicions", pa.int64()),
-        ("false_suspicions", pa.int64()),
-        ("false_accusations", pa.int64()),
-        ("evidence", pa.int64()),
-        ("steps", pa.int64()),
+        *((name, pa.int64()) for name in _COUNTERS),
         ("trace_hash", pa.string()),
         ("took_ms", pa.int64()),
     ]
-)
-_COUNTED = (
-    "simulated_ms",
-    "messages",
-    "packets",
-    "deliveries",
-    "faults_injected",
-    "suspicions",
-    "false_suspicions",
-    "false_accusations",
-    "evidence",
-    "steps",
-    "trace_hash",
 )
 
 #: Seeds from 0 that are tried with the policy and adversary of a failure.
@@ -106,7 +89,7 @@ def run_seed(seed: int, choice: ScenarioChoice) -> Row:
         plan = choice.draw(seed)
         row |= _configuration(plan)
         outcome = perform(plan)
-        row |= {name: getattr(outcome, name) for name in _COUNTED}
+        row |= {name: getattr(outcome, name) for name in (*_COUNTERS, "trace_hash")}
         if outcome.violations:
             first = outcome.violations[0]
             row |= {"verdict": VIOLATED, "property": first.property, "detail": first.detail}
@@ -173,7 +156,7 @@ def investigate(row: Row, campaign: ScenarioChoice) -> Row:
         plan = choice.draw(found["seed"])
         shrunk = shrink(plan, row["property"], MAX_SHRINKING_RUNS)
     if shrunk is None:
-        # The first violation of the seed decides what it is called; this one comes only with it.
+        # A rerun of the plan reports another property first.
         return found
     first = next(v for v in shrunk.outcome.violations if v.property == row["property"])
     return found | {

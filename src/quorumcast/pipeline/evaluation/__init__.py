@@ -1,9 +1,9 @@
-"""Evaluation: from traces to figures, beside those of the documents, and a report that shows them.
+"""Evaluation of traces: figures per scenario, beside those of the papers, as JSON or HTML.
 
-runs        find traces, refuse what is not one
-figures     one pass over all rows on Spark, down to small sums
+runs        finds and checks traces
+figures     one pass over all rows on Spark; the result is small sums
 histogram   percentiles from sums
-summary     from sums to what people ask for, scenario by scenario
-cells       what is known of cells alone: names, hops, and their scenarios in the documents
-svg, page   the report
+summary     figures per scenario from sums
+cells       what is specific to cells: names, hops, and the figures of the papers
+svg, page   the HTML report
 """

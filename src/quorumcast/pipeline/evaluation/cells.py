@@ -1,12 +1,11 @@
-"""What evaluation knows of cells alone: names of scenarios, hops, and the documents' figures.
+"""What is specific to cells in an evaluation: names of scenarios, hops, and figures of papers.
 
-Hops are messages one after another from publisher to subscriber. On a chain they are the highest
-place at which a broker was traced, and one more; elsewhere they are the steps of the protocol. What
-a history brought took the history's way through Bracha's broadcast.
+Hops are successive messages from publisher to subscriber. On a chain they are the highest place of
+a traced broker plus one; elsewhere they are the steps of the protocol. Publications that came by
+history took the steps of Bracha's broadcast.
 
-A scenario of a document is the same as ours if policy, α, brokers, f, size, batches and faults are;
-the number of publishers was theirs to choose, for the best figure, and is not compared. Their
-machines were others, and more.
+A scenario of a paper equals ours if policy, α, brokers, f, size, batches and faults are equal. The
+number of publishers is not compared: the papers chose the best one. Their machines differed too.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from quorumcast.cell.tracing import CellParameters
 from quorumcast.pipeline.evaluation.model import Beside, ScenarioResult
 from quorumcast.traces.form import BENCH, Parameter
 
-#: Messages one after another, from publisher to subscriber, without a chain: its own length.
+#: Steps of each protocol, except chains.
 STEPS = {
     "direct": 2,
     "direct-crash": 2,
@@ -32,19 +31,19 @@ STEPS = {
     "total": 5,
     "total-crash": 4,
 }
-#: A history's way: published, echoed, voted for.
+#: Steps of a history: published, echoed, voted for.
 HISTORY_STEPS = 3
-#: Bytes of Freeman's contents.
+#: Bytes of an event in Freeman's measurements.
 FREEMAN_SIZE = 56
 
 
 def cell_of(parameters: Mapping[str, Parameter]) -> CellParameters:
-    """The parameters of a cell; a `ValidationError` if they are not a cell's."""
+    """Convert parameters of a header; raise `ValidationError` if they are not those of a cell."""
     return msgspec.convert(parameters, CellParameters)
 
 
 def words(cell: CellParameters) -> list[str]:
-    """What people call it."""
+    """Return the parts of a scenario's name."""
     found = [cell.policy]
     if cell.alpha:
         found.append(f"α={cell.alpha}")
@@ -64,8 +63,8 @@ def words(cell: CellParameters) -> list[str]:
 
 
 def hops(cell: CellParameters, delivered: int, by_history: int, chain: int) -> dict[int, int]:
-    """Deliveries by hops, of a run in which the longest chain had so many brokers."""
-    # On a chain a subscriber needs the word of the last broker, whoever else spoke to it.
+    """Return deliveries by hops; `chain` is the length of the longest chain of the run."""
+    # A subscriber of a chain needs the vote of the last broker.
     steps = STEPS.get(cell.policy, chain + 1)
     found = {steps: delivered - by_history}
     found[HISTORY_STEPS] = found.get(HISTORY_STEPS, 0) + by_history
@@ -73,7 +72,7 @@ def hops(cell: CellParameters, delivered: int, by_history: int, chain: int) -> d
 
 
 def beside(line: ScenarioResult) -> list[Beside]:
-    """What the documents measured in this scenario."""
+    """Return what the papers measured in this scenario."""
     if (line.scenario.system, line.scenario.source) != (CELL_SYSTEM, BENCH):
         return []
     cell = cell_of(line.scenario.parameters)

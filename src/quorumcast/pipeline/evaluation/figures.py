@@ -1,18 +1,13 @@
-"""All rows of all traces, once, down to sums that fit on a page.
+"""One pass over all rows of all traces on Spark; the result is sums that fit on a page.
 
-Three streams of rows leave the files, and no row group is read for more than one of them:
-
-    `passed_on`, `forwarded` and `sent`    summed up where they are read
-    `published`                            one row per publication: when it left
+    `passed_on`, `forwarded` and `sent`    summed directly
+    `published`                            one row per publication: when it was sent
     `accepted`                             one row per publication and subscriber
 
-Publications and acceptances meet once, hashed by publication. Each publication was owed to
-subscribers that the headers name, a small table that every task has. What comes out of the meeting
-is a row for each delivery that was owed, with or without its acceptance, and for each acceptance
-that was not owed. These are summed up three times in one go: by latency bucket, by subscriber,
-channel and hops, and by subscriber and second. Nothing larger than those sums comes to the driver.
-
-Shuffles: publications, acceptances, and sums, which are few. Cost is proportional to rows.
+Publications and acceptances are joined once. The headers say to which subscribers each publication
+was owed; that small table is broadcast. The join gives one row per owed delivery, with or without
+its acceptance, and one per acceptance that was not owed. Grouping sets sum them by latency bucket,
+by subscriber, channel and hops, and by subscriber and second. Only these sums reach the driver.
 """
 
 from __future__ import annotations
@@ -24,21 +19,22 @@ from typing import TYPE_CHECKING, Any
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.evaluation.histogram import bucket_of
 from quorumcast.pipeline.evaluation.runs import Trace
+from quorumcast.pipeline.lazy import sql
 from quorumcast.traces.form import COLUMNS, Header, Listening
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Rows of traces per task: the table in which acceptances are looked up has to fit into a task's
-#: memory, and with these it takes some tens of megabytes, however long the trace is.
+#: Rows of traces per task: the hash table of acceptances must fit into a task's memory. This many
+#: rows take some tens of megabytes.
 ROWS_PER_TASK = 500_000
 
 PUBLICATION = ["run", "channel", "publisher", "incarnation", "number"]
 
-#: What a sum is about.
+#: Kinds of sums: values of the column `part`.
 TRAFFIC, LATENCY, DELIVERY, SECOND = range(4)
 
-#: A listener who is not there, and to whom everything was owed.
+#: A fictitious subscriber to whom everything was owed.
 NOBODY = ""
 
 _SPARK_TYPES = {
@@ -52,7 +48,7 @@ SCHEMA = ", ".join(f"{name} {_SPARK_TYPES[kind]}" for name, kind in COLUMNS.item
 
 
 def sums(spark: SparkSession, traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """Every sum of every trace, as rows with a `part` that says what they are about."""
+    """Return all sums of all traces; the column `part` has their kind."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -68,7 +64,7 @@ def sums(spark: SparkSession, traces: Sequence[Trace]) -> list[dict[str, Any]]:
 
 
 def _reason(error: Exception) -> str:
-    """What was wrong in the end, in a line."""
+    """Return the root cause of an error in one line."""
     cause: Any = getattr(error, "java_exception", None)
     while cause is not None and cause.getCause() is not None:
         cause = cause.getCause()
@@ -77,26 +73,26 @@ def _reason(error: Exception) -> str:
 
 
 def session_for(spark: SparkSession, traces: Sequence[Trace]) -> SparkSession:
-    """A session whose settings are ours, with tasks for so many rows."""
+    """Return a session with settings of its own, and enough tasks for these traces."""
     session = spark.newSession()
     tasks = math.ceil(sum(trace.rows for trace in traces) / ROWS_PER_TASK)
     usual = int(str(session.conf.get("spark.sql.shuffle.partitions")))
     session.conf.set("spark.sql.shuffle.partitions", str(max(usual, tasks)))
-    # Tasks stay as many as they are: merged ones would not fit into a small driver's memory.
+    # Spark must not merge tasks: they would not fit into a small driver's memory.
     session.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")
-    # Rows that are hashed by publication need not be hashed by publication and subscriber again.
+    # Rows that are partitioned by publication need no second shuffle for the join.
     session.conf.set("spark.sql.requireAllClusterKeysForCoPartition", "false")
     return session
 
 
 def rows_of(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:
-    """All rows of all traces."""
+    """Return all rows of all traces."""
     files = [str(trace.directory / "*.parquet") for trace in traces]
     return session.read.schema(SCHEMA).parquet(*files)
 
 
 def owed(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:
-    """Whose publications on which channel are owed to whom, and what time is measured."""
+    """Return to whom each publisher's publications on a channel are owed, and measured times."""
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
@@ -109,21 +105,21 @@ def owed(session: SparkSession, traces: Sequence[Trace]) -> DataFrame:
     ]  # fmt: skip
     names = ("run", "publisher", "channel", "node", "since_ns", "from_ns", "upto_ns")
     schema = pa.schema([(name, "int64" if name.endswith("_ns") else "string") for name in names])
-    # From Arrow, for rows of Python would have Spark start a Python of its own.
+    # From Arrow: for Python rows, Spark would start Python workers.
     columns = [pa.array([line[i] for line in lines], field.type) for i, field in enumerate(schema)]
     active = SparkSession.getActiveSession()
     frame = session.createDataFrame(pa.table(columns, schema=schema))
     if active is not None:
-        # A frame made of rows makes its session the active one, where Spark looks formats up; an
-        # empty one gives the caller's session that place back.
+        # `createDataFrame` makes its session the active one, in which Spark looks up formats. So
+        # make the caller's session active again.
         active.createDataFrame([], "nothing int")
     return frame
 
 
 def listeners(header: Header) -> list[Listening]:
-    """Everybody who listened, and NOBODY where nobody did from the beginning.
+    """Return all subscribers, and NOBODY for channels without one from the beginning.
 
-    What is owed to one who listened from the beginning is what was published on the channel.
+    What is owed to a subscriber from the beginning is everything published on the channel.
     """
     channels = dict.fromkeys(listening.channel for listening in header.listening)
     heard = {listening.channel for listening in header.listening if not listening.since_ns}
@@ -134,120 +130,97 @@ def listeners(header: Header) -> list[Listening]:
 
 
 def summed(rows: DataFrame, owed: DataFrame) -> DataFrame:
-    """The whole evaluation as one query."""
-    told = deliveries(rows, publications(rows), owed)
-    return traffic(rows).unionByName(delivered(told), allowMissingColumns=True)
+    """Return all sums, as one query."""
+    found = deliveries(rows, publications(rows), owed)
+    return traffic(rows).unionByName(delivered(found), allowMissingColumns=True)
 
 
 def traffic(rows: DataFrame) -> DataFrame:
-    """What every node sent, passed on and forwarded, by kind and peer."""
-    from pyspark.sql import functions as sf
-
+    """Sum what every node sent, passed on and forwarded, by kind and peer."""
     counted = rows.where("kind in ('passed_on', 'forwarded', 'sent')")
     return counted.groupBy(
-        sf.lit(TRAFFIC).alias("part"), "run", "role", "node", "kind", "message", "place",
-        sf.expr("if(kind = 'sent', peer, null)").alias("peer"),
+        sql.lit(TRAFFIC).alias("part"), "run", "role", "node", "kind", "message", "place",
+        sql.expr("if(kind = 'sent', peer, null)").alias("peer"),
     ).agg(
-        sf.count(sf.expr("if(lane = 0, 1, null)")).alias("count"),
-        sf.sum("number").alias("messages"),
-        sf.sum("bytes").alias("bytes"),
+        sql.count(sql.expr("if(lane = 0, 1, null)")).alias("count"),
+        sql.sum("number").alias("messages"),
+        sql.sum("bytes").alias("bytes"),
     )  # fmt: skip
 
 
 def publications(rows: DataFrame) -> DataFrame:
-    """Every publication, and when its publisher first sent it to anybody."""
-    from pyspark.sql import functions as sf
-
+    """Return every publication, and when its publisher first sent it."""
     sent = rows.where("kind = 'published' and lane = 0")
-    return sent.groupBy(*PUBLICATION).agg(sf.min("t_ns").alias("sent_ns"))
+    return sent.groupBy(*PUBLICATION).agg(sql.min("t_ns").alias("sent_ns"))
 
 
 def deliveries(rows: DataFrame, published: DataFrame, owed: DataFrame) -> DataFrame:
-    """Deliveries that were owed, with their acceptance if there was one, and all others."""
-    from pyspark.sql import functions as sf
-
+    """Return owed deliveries, with their acceptance if there was one, and other acceptances."""
     expected = (
-        published.join(sf.broadcast(owed), ["run", "publisher", "channel"])
+        published.join(sql.broadcast(owed), ["run", "publisher", "channel"])
         .where("sent_ns >= since_ns")
         .select(*PUBLICATION, "node", "sent_ns", "from_ns", "upto_ns")
     )
-    # The first acceptance counts; its time and whether it was by history fit into one number, and
-    # numbers are summed up without objects.
+    # The first acceptance counts. Its time and whether it was by history are one number, because
+    # Spark aggregates numbers faster than structs.
     accepted = (
         rows.where("kind = 'accepted' and lane = 0")
         .select(
             *PUBLICATION,
             "node",
-            sf.expr("t_ns * 2 + int(by_history)").alias("first"),
+            sql.expr("t_ns * 2 + int(by_history)").alias("first"),
             "bytes",
             "hops",
         )
         .repartition(*PUBLICATION)
         .groupBy(*PUBLICATION, "node")
         .agg(
-            sf.min("first").alias("first"),
-            sf.count(sf.lit(1)).alias("times"),
-            sf.max("bytes").alias("bytes"),
-            sf.max("hops").alias("hops"),
+            sql.min("first").alias("first"),
+            sql.count(sql.lit(1)).alias("times"),
+            sql.max("bytes").alias("bytes"),
+            sql.max("hops").alias("hops"),
         )
     )
     return expected.join(accepted.hint("shuffle_hash"), [*PUBLICATION, "node"], "full")
 
 
 def delivered(deliveries: DataFrame) -> DataFrame:
-    """Deliveries by latency, by subscriber, channel and hops, and by subscriber and second."""
-    from pyspark.sql import functions as sf
-
-    told = deliveries.select(
-        "run",
-        "node",
-        "channel",
-        "sent_ns",
-        "times",
-        "bytes",
-        "hops",
-        "from_ns",
-        sf.expr("shiftright(first, 1)").alias("accepted_ns"),
-        sf.expr("first % 2").alias("by_history"),
-        sf.expr("sent_ns is not null and first is not null").alias("kept"),
+    """Sum deliveries by latency, by subscriber, channel and hops, and by subscriber and second."""
+    rows = deliveries.select(
+        *("run", "node", "channel", "sent_ns", "times", "bytes", "hops", "from_ns"),
+        sql.expr("shiftright(first, 1)").alias("accepted_ns"),
+        sql.expr("first % 2").alias("by_history"),
+        sql.expr("sent_ns is not null and first is not null").alias("kept"),
         "upto_ns",
     ).select(
         "*",
-        sf.expr("if(kept and sent_ns >= from_ns, accepted_ns - sent_ns, null)").alias("latency"),
-        sf.expr(
+        sql.expr("if(kept and sent_ns >= from_ns, accepted_ns - sent_ns, null)").alias("latency"),
+        sql.expr(
             "if(kept and accepted_ns >= from_ns and accepted_ns < upto_ns, "
             "(accepted_ns - from_ns) div 1000000000, null)"
         ).alias("second"),
     )
-    told = told.withColumn("bucket", bucket_of("latency"))
-    groups = told.groupingSets(
-        [
-            [told["run"], told["bucket"]],
-            [told["run"], told["node"], told["channel"], told["hops"]],
-            [told["run"], told["node"], told["second"]],
-        ],
-        "run",
-        "node",
-        "channel",
-        "hops",
-        "bucket",
-        "second",
+    rows = rows.withColumn("bucket", bucket_of("latency"))
+    sets = (("run", "bucket"), ("run", "node", "channel", "hops"), ("run", "node", "second"))
+    groups = rows.groupingSets(
+        [[rows[name] for name in names] for names in sets],
+        *("run", "node", "channel", "hops", "bucket", "second"),
     )
-    part = sf.expr(
+    part = sql.expr(
         f"case when grouping(channel) = 0 then {DELIVERY} when grouping(bucket) = 0 then {LATENCY} "
         f"else {SECOND} end"
     )
     return groups.agg(
         part.alias("part"),
-        sf.count("sent_ns").alias("owed"),
-        sf.count(sf.expr("if(kept, 1, null)")).alias("delivered"),
-        sf.sum(sf.expr("if(kept, by_history, 0)")).alias("by_history"),
-        sf.count("times").alias("accepted"),
-        sf.sum("times").alias("times"),
-        sf.sum(sf.expr("if(kept, bytes, 0)")).alias("bytes"),
-        sf.count("latency").alias("count"),
-        sf.avg("latency").alias("mean"),
-        sf.var_pop("latency").alias("variance"),
-        sf.min("latency").alias("least"),
-        sf.max("latency").alias("most"),
+        sql.count("sent_ns").alias("owed"),
+        sql.count(sql.expr("if(kept, 1, null)")).alias("delivered"),
+        sql.sum(sql.expr("if(kept, by_history, 0)")).alias("by_history"),
+        sql.count("times").alias("accepted"),
+        sql.sum("times").alias("times"),
+        sql.sum(sql.expr("if(kept, bytes, 0)")).alias("bytes"),
+        sql.count("latency").alias("count"),
+        sql.avg("latency").alias("mean"),
+        sql.var_pop("latency").alias("variance"),
+        sql.min("latency").alias("least"),
+        sql.max("latency").alias("most"),
     )

@@ -1,9 +1,8 @@
-"""Percentiles that can be added up: a histogram whose buckets are narrow in proportion.
+"""Histograms that can be added up, unlike percentiles, and percentiles from them.
 
-A bucket holds the values that agree in their highest eleven bits, so it is at most 1/1024 of its
-values wide, and its middle at most 1/2048 (0.05 %) off any of them. Values below 2048 have a bucket
-each. Counts of two histograms add up to that of both, which percentiles do not; and a histogram of
-a billion values has some thousand buckets.
+A bucket contains the values with the same eleven highest bits, so that its middle differs from any
+of its values by at most 1/2048 (0.05 %). Values below 2048 have a bucket each. A histogram of a
+billion values has some thousand buckets.
 """
 
 from __future__ import annotations
@@ -11,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from quorumcast.pipeline.lazy import sql
+
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-#: Bits of a value that its bucket keeps, beside the highest one.
+#: Bits that the values of a bucket share, after the highest one.
 BITS = 10
-#: How far a percentile may be off, in proportion.
+#: The largest relative error of a percentile.
 ACCURACY = 2.0 ** -(BITS + 1)
 
 
 def bucket(value: int) -> int:
-    """The lowest value of the bucket that a value falls into; the plain twin of `bucket_of`."""
+    """Return the lowest value of a value's bucket; `bucket_of` does the same in Spark."""
     shift = _shift(value)
     return value >> shift << shift
 
@@ -31,20 +32,18 @@ def _shift(value: int) -> int:
 
 
 def bucket_of(value: str) -> Column:
-    """The bucket of a column of integers from 0 on."""
-    from pyspark.sql import functions as sf
-
+    """Return the buckets of a column of integers from 0 on."""
     shift = f"cast(greatest(floor(log2(greatest({value}, 1))) - {BITS}, 0) as int)"
-    return sf.expr(f"shiftleft(shiftright({value}, {shift}), {shift})")
+    return sql.expr(f"shiftleft(shiftright({value}, {shift}), {shift})")
 
 
 def middle(lowest: int) -> float:
-    """What stands for all values of a bucket."""
+    """Return the value that represents a bucket."""
     return lowest + ((1 << _shift(lowest)) - 1) / 2
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float | None:
-    """The value that this share of all values does not exceed, as near as buckets tell."""
+    """Return the value that this share of all values does not exceed, approximately."""
     total = sum(counts.values())
     if not total:
         return None

@@ -8,11 +8,11 @@ from quorumcast.traces.form import Parameter
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs that are counted together have in common."""
+    """The parameters that runs have in common if they are counted together."""
 
     source: str
     system: str
-    #: As headers have them; what a seed drew is left out.
+    #: As in the headers, without what a seed drew.
     parameters: dict[str, Parameter]
     fault: str = ""
 
@@ -21,10 +21,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """From the first sending to acceptance, in milliseconds.
-
-    Mean, deviation and the two ends are exact; percentiles are within 0.05 %.
-    """
+    """Milliseconds from first sending to acceptance; percentiles have an error of 0.05 %."""
 
     count: int
     mean: float | None = None
@@ -38,7 +35,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Second(msgspec.Struct, frozen=True):
-    """One second of what was measured; the mean of subscribers and runs."""
+    """One measured second; means over subscribers and runs."""
 
     second: int
     publications_per_s: float
@@ -46,7 +43,7 @@ class Second(msgspec.Struct, frozen=True):
 
 
 class ChannelLine(msgspec.Struct, frozen=True):
-    """How far subscriptions to a channel were fulfilled."""
+    """The deliveries of one channel."""
 
     channel: str
     publications: int
@@ -56,16 +53,16 @@ class ChannelLine(msgspec.Struct, frozen=True):
 
 
 class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node did, in all runs of the scenario."""
+    """The traffic of one node, in all runs of the scenario."""
 
     node: str
     role: str
     messages_sent: int = 0
     bytes_sent: int = 0
-    #: As far as others sent them: what got lost on the way is counted.
+    #: As sent by others, including messages that were lost.
     messages_received: int = 0
     bytes_received: int = 0
-    #: Votes for publications to subscribers, and passed down a chain.
+    #: Publications voted for towards subscribers, and passed on along a chain.
     forwarded: int = 0
     passed_on: int = 0
     #: Mean place in chains, from 1.
@@ -73,7 +70,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How something is spread over nodes (Pulsarcast §5.3)."""
+    """The distribution of a figure over nodes (Pulsarcast §5.3)."""
 
     total: int
     mean: float
@@ -83,7 +80,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class MessageLine(msgspec.Struct, frozen=True):
-    """All messages of a type."""
+    """All messages of one type."""
 
     message: str
     messages: int
@@ -91,7 +88,7 @@ class MessageLine(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a fault costs: this scenario's figures to those without the fault."""
+    """The cost of a fault: figures as multiples of those without the fault."""
 
     rate: float | None
     mean_latency: float | None
@@ -101,7 +98,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Beside(msgspec.Struct, frozen=True):
-    """A figure of a document for the same scenario, and ours to it."""
+    """A figure of a paper for the same scenario, and ours as a multiple of it."""
 
     document: str
     figure: str
@@ -112,37 +109,37 @@ class Beside(msgspec.Struct, frozen=True):
 
 
 class ScenarioResult(msgspec.Struct, kw_only=True):
-    """One scenario."""
+    """The figures of one scenario."""
 
     name: str
     scenario: Scenario
     runs: int
     seeds: list[int]
-    #: Measured, after warm-up, in all runs.
+    #: Measured time after the warm-up, of all runs.
     seconds: float
     publications: int
     events: int
     owed: int
     delivered: int
     coverage: float | None
-    #: Accepted more than once, and accepted without being owed.
+    #: Acceptances beyond the first, and of publications that the node was not owed.
     repeated: int
     unowed: int
-    #: By the subscriber that accepted least, mean of the runs.
+    #: Rates of the slowest subscriber, as means over runs.
     publications_per_s: float
     events_per_s: float
     latency: Latency
     by_history: int
     by_history_share: float | None
-    #: Deliveries by the number of messages, one after another, from publisher to subscriber.
+    #: Deliveries by hops: successive messages from publisher to subscriber.
     hops: dict[int, int]
     mean_hops: float | None
     messages_per_delivery: float | None
     bytes_per_delivery: float | None
-    #: Of the contents that were delivered.
+    #: Size of the delivered contents.
     contents_bytes: int
     series: list[Second]
-    #: Latency in milliseconds and how many deliveries it was, coarsely, for a picture.
+    #: Latency in milliseconds and number of deliveries, coarsely, for a chart.
     histogram: list[tuple[float, int]]
     channels: list[ChannelLine]
     nodes: list[NodeLine]
@@ -155,10 +152,10 @@ class ScenarioResult(msgspec.Struct, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """The figures of all scenarios."""
 
     traces: int
     rows: int
-    #: How far percentiles may be off, in proportion; everything else is exact.
+    #: The largest relative error of percentiles; all other figures are exact.
     accuracy: float
     lines: list[ScenarioResult]

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, for light and dark screens and for paper."""
+"""The HTML report: one self-contained file, for light and dark screens and for paper."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from html import escape
 
 from msgspec.structs import replace
 
+from quorumcast.pipeline.evaluation.formatting import NOTHING, amount, percent, times
 from quorumcast.pipeline.evaluation.model import Evaluation, ScenarioResult, Spread
 from quorumcast.pipeline.evaluation.svg import SERIES_COLOURS, Bar, Series, bars, lines
-from quorumcast.pipeline.evaluation.words import NOTHING, amount, percent, times
 
-#: With more scenarios than this, pictures of all of them show nothing.
+#: With more scenarios, charts with a curve for each are left out.
 MOST_CURVES = 12
 
 _STYLE = """
@@ -69,7 +69,7 @@ Cells = Sequence[str]
 
 
 def page(evaluation: Evaluation) -> str:
-    """The whole report."""
+    """Return the report."""
     shown, common = _short_names(evaluation.lines)
     parts = [
         _head(evaluation, common),
@@ -109,7 +109,7 @@ def page(evaluation: Evaluation) -> str:
 
 
 def _short_names(found: Sequence[ScenarioResult]) -> tuple[list[ScenarioResult], list[str]]:
-    """The scenarios by what tells them apart, and what all have in common."""
+    """Return the scenarios with names of what differs, and what all names have in common."""
     words = [line.name.split(", ") for line in found]
     common = [word for word in words[0] if all(word in each for each in words)]
     if len(found) < 2 or any(set(each) <= set(common) for each in words):
@@ -138,7 +138,7 @@ def _section(title: str, text: str, inside: str) -> str:
 
 
 def _table(head: Cells, rows: Iterable[Cells], *, words: int = 1, bad: Sequence[int] = ()) -> str:
-    """The first `words` columns are text, the others numbers."""
+    """Return a table whose first `words` columns are text and the others numbers."""
 
     def cells(tag: str, row: Cells) -> str:
         return "".join(
@@ -182,9 +182,7 @@ def _figures(shown: Sequence[ScenarioResult]) -> str:
 
 def _latencies(line: ScenarioResult) -> list[float | None]:
     found = line.latency
-    return [
-        found.mean, found.deviation, found.p50, found.p90, found.p99, found.most,
-    ]  # fmt: skip
+    return [found.mean, found.deviation, found.p50, found.p90, found.p99, found.most]
 
 
 def _pictures(shown: Sequence[ScenarioResult]) -> str:
@@ -228,7 +226,7 @@ def _traffic(shown: Sequence[ScenarioResult]) -> str:
 
 
 def _distribution(shown: Sequence[ScenarioResult]) -> str:
-    """What share of deliveries had at most a latency."""
+    """Draw the cumulative distribution of latency."""
     curves = []
     for line in shown:
         total, seen, points = sum(count for _, count in line.histogram), 0, []

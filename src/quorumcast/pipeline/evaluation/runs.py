@@ -1,4 +1,4 @@
-"""Finds the traces that are to be evaluated, and says in a sentence what is not one."""
+"""Finds the traces to evaluate; raises `UsageError` for directories and files that are none."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Trace(msgspec.Struct, frozen=True):
 
     directory: Path
     header: Header
-    #: In all of its files.
+    #: Rows in all of its files.
     rows: int
 
 
 def find_traces(places: Iterable[Path]) -> list[Trace]:
-    """The traces in these directories and below them, each checked."""
+    """Return the traces in these directories and below, checked."""
     found: dict[Path, Trace] = {}
     for place in places:
         if not place.is_dir():
@@ -69,7 +69,7 @@ def _checked(directory: Path) -> Trace:
 
 
 def _rows_of(file: Path, run: str) -> int:
-    """How many rows a file has, if it is a file of this trace; from its footer alone."""
+    """Check by its footer that a file belongs to this run; return its number of rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

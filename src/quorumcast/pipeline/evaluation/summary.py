@@ -1,4 +1,4 @@
-"""From sums to figures, scenario by scenario, of any system; `cells` has what is a cell's alone."""
+"""Turns sums into figures per scenario, for any system; `cells` has what is specific to cells."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ Sums = list[dict[str, Any]]
 
 
 def evaluate(spark: SparkSession, traces: Sequence[Trace]) -> Evaluation:
-    """Everything that these traces tell."""
+    """Evaluate traces."""
     return summarize(traces, sums(spark, traces))
 
 
 def summarize(traces: Sequence[Trace], found: Sums) -> Evaluation:
-    """Put sums together by scenario, and scenarios beside one another."""
+    """Combine sums by scenario, and compare scenarios."""
     by_run: dict[str, Sums] = {}
     for row in found:
         by_run.setdefault(row["run"], []).append(row)
@@ -74,7 +74,7 @@ def summarize(traces: Sequence[Trace], found: Sums) -> Evaluation:
 
 def _order(group: tuple[Scenario, list[Header]]) -> tuple[Any, ...]:
     scenario = group[0]
-    # Numbers before words: they do not compare.
+    # Numbers before texts: they do not compare with each other.
     parameters = [
         (name, isinstance(value, str), value) for name, value in scenario.parameters.items()
     ]
@@ -82,7 +82,7 @@ def _order(group: tuple[Scenario, list[Header]]) -> tuple[Any, ...]:
 
 
 def scenario_of(header: Header) -> Scenario:
-    """What a run is counted under."""
+    """Return the scenario of a run."""
     return Scenario(
         source=header.source,
         system=header.system,
@@ -92,7 +92,7 @@ def scenario_of(header: Header) -> Scenario:
 
 
 def name_of(scenario: Scenario) -> str:
-    """What people call it."""
+    """Return the name of a scenario in the report."""
     if scenario.system == CELL_SYSTEM:
         words = cells.words(cells.cell_of(scenario.parameters))
     else:
@@ -120,7 +120,7 @@ class _Group:
         owed: Counter[tuple[str, str, str]] = Counter()
         for row in everything:
             owed[row["run"], row["channel"], row["node"]] += row["owed"]
-        #: By run and channel: what was published there.
+        #: The number of publications, by run and channel.
         self.published: dict[tuple[str, str], int] = {}
         for (run, channel, _), count in owed.items():
             self.published[run, channel] = max(self.published.get((run, channel), 0), count)
@@ -128,7 +128,7 @@ class _Group:
         self.seconds = [row for row in rows if row["part"] == SECOND and row["second"] is not None]
 
     def line(self) -> ScenarioResult:
-        """All figures."""
+        """Return all figures."""
         owed = _sum(self.deliveries, "owed")
         delivered = _sum(self.deliveries, "delivered")
         times = _sum(self.deliveries, "times")
@@ -177,7 +177,7 @@ class _Group:
     # ---------------------------------------------------------------- time
 
     def _rate(self) -> float:
-        """Accepted per second of what is measured, by the one that accepted least."""
+        """Return the rate of acceptances of the slowest subscriber, as a mean over runs."""
         rates = []
         for header in self.headers:
             nodes = {listening.node: 0 for listening in header.listening}
@@ -189,7 +189,7 @@ class _Group:
         return sum(rates) / len(rates) if rates else 0.0
 
     def _series(self) -> list[Second]:
-        """Whole seconds only; a run that was shorter says nothing about later ones."""
+        """Return the whole seconds; each is a mean over the runs that lasted that long."""
         lengths = {header.run: int(_seconds_of(header)) for header in self.headers}
         listeners = {
             header.run: len({listening.node for listening in header.listening})
@@ -217,7 +217,7 @@ class _Group:
         if not count:
             return Latency(count=0)
         mean = math.fsum(row["mean"] * row["count"] for row in parts) / count
-        # Each part's spread around its own mean, and of the means around the mean of all.
+        # The variance within each part, and of the parts' means around the total mean.
         squares = math.fsum(
             row["count"] * (row["variance"] + (row["mean"] - mean) ** 2) for row in parts
         )
@@ -248,7 +248,7 @@ class _Group:
         return buckets
 
     def _coarse(self) -> list[tuple[float, int]]:
-        """Few bars, each so much wider than the one before; by their lower ends."""
+        """Return a few bars of logarithmic width, by their lower ends."""
         bars: Counter[int] = Counter()
         for lowest, count in self._buckets().items():
             bars[math.floor(math.log2(max(middle(lowest), 1.0)) * BARS_PER_DOUBLING)] += count
@@ -319,7 +319,7 @@ class _Group:
 
 
 def _compare(lines: list[ScenarioResult]) -> None:
-    """What faults cost, where the same scenario was traced without."""
+    """Add the cost of faults to scenarios that were traced without the fault as well."""
     honest = {line.scenario: line for line in lines if not line.scenario.fault}
     for line in lines:
         if line.scenario.fault:

@@ -1,7 +1,7 @@
-"""Small plots as SVG text: bars, lines and shares, without scripts and without a library.
+"""Small charts as SVG text, without scripts or libraries.
 
-Colours are CSS classes (`s0` … `s5` for series) and `currentColor`, so that one picture fits a
-light and a dark page. Every mark has a `title`, which browsers show under the pointer.
+Colours are CSS classes (`s0` … `s5` for series) and `currentColor`, so that a chart fits light and
+dark pages. Every mark has a `title` as tooltip.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from html import escape
 
 import msgspec
 
-from quorumcast.pipeline.evaluation.words import amount
+from quorumcast.pipeline.evaluation.formatting import amount
 
 WIDTH = 540
 SERIES_COLOURS = 6
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 40
-#: Roughly, of the font that labels are set in.
+#: Approximate width of a letter in labels.
 _LETTER = 6.6
-#: Letters of a name in front of a bar.
+#: Letters shown of a bar's name.
 _LONGEST = 34
 
 
 class Series(msgspec.Struct, frozen=True):
-    """Points of one colour, by x."""
+    """A curve: its points, sorted by x."""
 
     name: str
     points: Sequence[tuple[float, float]]
 
 
 def ticks(least: float, most: float, about: int = 5) -> list[float]:
-    """Round numbers that cover a range."""
+    """Return round numbers within a range."""
     span = most - least
     if span <= 0:
         return [least]
@@ -43,7 +43,7 @@ def ticks(least: float, most: float, about: int = 5) -> list[float]:
 
 
 def decades(least: float, most: float) -> list[float]:
-    """Powers of ten inside a range."""
+    """Return the powers of ten within a range."""
     first, last = math.ceil(math.log10(least) - 1e-9), math.floor(math.log10(most) + 1e-9)
     return [10.0**power for power in range(first, last + 1)]
 
@@ -65,7 +65,7 @@ def _frame(height: int, label: str, inside: Sequence[str]) -> str:
 def lines(
     series: Sequence[Series], *, x_label: str, y_label: str, logarithmic: bool = False
 ) -> str:
-    """Curves over a common axis; y from zero; x logarithmic, or in whole numbers."""
+    """Draw curves; y starts at zero, and x is logarithmic or has whole numbers as ticks."""
     height = 300
     points = [point for each in series for point in each.points]
     if not points:
@@ -112,18 +112,18 @@ def lines(
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One bar, its colour, and what is written behind it."""
+    """One bar, and the note behind it."""
 
     name: str
     value: float
     note: str = ""
     colour: int = 0
-    #: Somewhere on the same scale, for comparison.
+    #: A value on the same scale, drawn as a line for comparison.
     mark: float | None = None
 
 
 def bars(shown: Sequence[Bar], *, label: str) -> str:
-    """Lying bars with their names in front and their values behind them."""
+    """Draw horizontal bars between their names and notes."""
     if not shown:
         return ""
     row, most = 26, max(max(bar.value, bar.mark or 0.0) for bar in shown) or 1.0

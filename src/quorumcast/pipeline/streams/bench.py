@@ -1,9 +1,11 @@
-"""Benchmark of the source: verified rows per second, compared with Spark reading Parquet.
+"""Benchmarks of the source and the sink, on this machine with a cell of four broker processes.
 
-A cell of four broker processes, Spark and its executors share this machine. First a channel is
-filled. A streaming query then reads all of it, counts votes, and discards the rows. The same rows
-are read from Parquet in the same session. Both are read once before the measurement, to start the
-processes and to warm up the JVM.
+*Source*: a channel is filled; a streaming query reads all of it, counts votes and discards the
+rows. The same rows are read from Parquet in the same session. Both are read once before the
+measurement, to start the processes and to warm up the JVM.
+
+*Sink*: a streaming query reads rows of about 250 bytes from Parquet and writes them exactly once to
+a durable channel. It ends when all rows are ordered and on the disks of a quorum.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from quorumcast.testing.cluster import LocalCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 CHANNEL = Channel("readings")
 COLUMNS = (
@@ -38,6 +41,15 @@ COLUMNS = (
     ("valid", "bool"),
 )
 SITES = pa.array([f"site-{number}" for number in range(16)])
+SINK_CHANNEL = Channel("copies")
+SINK_COLUMNS = (("n", "int64"), ("text", "string"))
+#: Bytes of text in a row; with its number and Arrow's offset about 250.
+TEXT_BYTES = 241
+#: Files, each of which is a partition of the one micro-batch that counts.
+FILES = 4
+#: Rows of the micro-batch before it.
+WARM = 20_000
+
 Progress = Callable[[str], None]
 
 
@@ -159,18 +171,52 @@ class _Bench:
         return Rate(what="parquet", events=rows.count(), seconds=seconds)
 
     def stream(self, rows: DataFrame, name: str) -> Rate:
-        started = time.perf_counter()
-        query = (
-            rows.writeStream.format("noop")
-            .option("checkpointLocation", str(self._folder / name))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        seconds = time.perf_counter() - started
-        events = sum(progress.numInputRows for progress in query.recentProgress)
-        return Rate(what=f"{name} stream", events=events, seconds=seconds)
+        return _run(rows.writeStream.format("noop"), self._folder / name, f"{name} stream")
+
+
+def _run(writer: DataStreamWriter, checkpoint: Path, what: str) -> Rate:
+    """Run a query over everything available, and measure it."""
+    started = time.perf_counter()
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    seconds = time.perf_counter() - started
+    events = sum(progress.numInputRows for progress in query.recentProgress)
+    return Rate(what=what, events=events, seconds=seconds)
 
 
 def _discard(rows: DataFrame) -> None:
     rows.write.format("noop").mode("overwrite").save()
+
+
+# --------------------------------------------------------------------------- the sink
+
+
+def measure_sink(spark: SparkSession, events: int, progress: Progress) -> Rate:
+    """Write so many rows to a durable channel."""
+    limits = Limits(retained_bytes=1 << 30)
+    policy = msgspec.structs.replace(Policy.parse("total+durable"), limits=limits)
+    entry = ChannelEntry(SINK_CHANNEL, policy, schema=SINK_COLUMNS)
+    with (
+        tempfile.TemporaryDirectory(prefix="quorumcast-spark-") as folder,
+        LocalCluster(clients=("spark",), channels={SINK_CHANNEL: entry}) as cell,
+    ):
+        cell.wait_for_links()
+        progress("starting tasks")
+        _write(spark, cell, Path(folder) / "warm", WARM)
+        progress(f"writing {events:,} rows to a durable channel")
+        return _write(spark, cell, Path(folder) / "rows", events)
+
+
+def _write(spark: SparkSession, cell: LocalCluster, folder: Path, rows: int) -> Rate:
+    table = str(folder / "table")
+    text = f"repeat(cast(id % 10 AS string), {TEXT_BYTES})"
+    made = spark.range(0, rows, 1, FILES).selectExpr("id AS n", f"{text} AS text")
+    made.write.parquet(table)
+    stream = spark.readStream.schema(made.schema).parquet(table)
+    writer = stream.writeStream.format("quorumcast").options(
+        manifest=str(cell.directory), identity="spark", channel=str(SINK_CHANNEL)
+    )
+    rate = _run(writer, folder / "checkpoint", "written durably")
+    if rate.events != rows:
+        raise UsageError(f"{rate.events:,} of {rows:,} rows were written")
+    return rate

@@ -47,6 +47,14 @@ class PooledNode:
         #: The time of the last use.
         self.used = 0.0
 
+    @property
+    def reached(self) -> str:
+        """How many brokers are connected, for error messages."""
+        brokers = self.node.manifest.broker_ids
+        away = [broker for broker in brokers if broker not in self.node.connected]
+        missing = f" (not {', '.join(away)})" if away else ""
+        return f"{len(brokers) - len(away)} of {len(brokers)} brokers can be reached{missing}"
+
     def close(self) -> None:
         """Disconnect and release the seat."""
         self.thread.run(self.leave())

@@ -1,7 +1,7 @@
-"""The options of `format("quorumcast")`: all of them read and checked on the driver, at once.
+"""The options of `format("quorumcast")`, parsed and checked on the driver before anything runs.
 
-Spark hands over texts by names in lower case. Whatever is unknown or does not make sense is refused
-by its name in a sentence, before anything runs.
+Spark passes options as text, with names in lower case. An unknown or invalid option raises
+`UsageError` with its name.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from quorumcast.manifest.places import identity_path, manifest_path
 
 T = TypeVar("T")
 
-#: What Spark takes for a number of rows or bytes at most.
+#: Spark's largest number of rows or bytes.
 MOST = 2**63 - 1
 
-#: Seats of the identity that a source takes, and a sink: a query may have both.
+#: Default seats of sources and sinks: a query may have both. The command line has the last seat.
 SOURCE_SEATS = range(1, 9)
-SINK_SEATS = range(9, MAX_SEATS)  # the last one is the command line's
+SINK_SEATS = range(9, MAX_SEATS)
 
 DEFAULT_TIMEOUT_S = 30.0
 
@@ -42,30 +42,30 @@ DEFAULT_TIMEOUT_S = 30.0
 class Tamper(StrEnum):
     """The reaction to dissent and to contents that do not fit the schema."""
 
-    #: Fail where a broker voted otherwise or contents do not fit the channel's schema.
+    #: Fail the query.
     FAIL = "fail"
-    #: Keep contents that do not fit as rows without values, with the bytes in `_raw`.
+    #: Put contents that do not fit into the column `_raw` of a row without values.
     QUARANTINE = "quarantine"
-    #: Leave out contents that do not fit, and say so in the log.
+    #: Leave out contents that do not fit, and log a warning.
     WARN = "warn"
 
 
 class Given:
-    """Options as Spark has them, taken one by one; `finish` refuses those that nobody took."""
+    """The options that the user gave; `take` parses one, and `finish` rejects unknown ones."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
-        #: Every name that was asked for, as people write it.
+        #: The names of all options so far, as in the documentation.
         self._known: list[str] = []
 
     def take(self, name: str, parse: Callable[[str, str], T], default: T) -> T:
-        """The value of an option; `parse` gets its name, for sentences, and its text."""
+        """Return the value of an option; `parse` receives its name, for errors, and its text."""
         self._known.append(name)
         text = self._options.pop(name.lower(), None)
         return default if text is None else parse(name, text.strip())
 
     def finish(self, side: str) -> None:
-        """Refuse what is left."""
+        """Raise `UsageError` if an option was not taken."""
         for name in self._options:
             lower = {known.lower(): known for known in self._known}
             close = get_close_matches(name, lower, 1)
@@ -78,15 +78,15 @@ class Given:
 
 
 def text(name: str, value: str) -> str:
-    """Anything but nothing."""
+    """Parse a text that is not empty."""
     if not value:
         raise UsageError(f"option {name!r} is empty: give it a value or leave it out")
     return value
 
 
 def count(name: str, value: str) -> int:
-    """A whole number of 1 or more."""
-    # By its length first: Python refuses to read very long ones.
+    """Parse a whole number of 1 or more."""
+    # The length first: Python refuses to parse very long numbers.
     if not value.isdecimal() or len(value) > len(str(MOST)) or not 1 <= int(value) <= MOST:
         raise UsageError(
             f"option {name!r} is {shortened(value)!r}: give a whole number of 1 or more, and at "
@@ -96,14 +96,14 @@ def count(name: str, value: str) -> int:
 
 
 def switch(name: str, value: str) -> bool:
-    """true or false."""
+    """Parse true or false."""
     if value.lower() not in ("true", "false"):
         raise UsageError(f"option {name!r} is {value!r}: give true or false")
     return value.lower() == "true"
 
 
 def seconds(name: str, value: str) -> float:
-    """A time of 0 or more."""
+    """Parse a number of seconds, 0 or more."""
     try:
         found = float(value)
         check_times(**{name: found})
@@ -113,13 +113,13 @@ def seconds(name: str, value: str) -> float:
 
 
 def seats(name: str, value: str) -> tuple[int, ...]:
-    """Seats such as "1-4,7"."""
+    """Parse seats such as "1-4,7"."""
     found: dict[int, None] = {}
     try:
         for part in value.split(","):
             first, dash, last = part.partition("-")
             low, high = int(first), int(last if dash else first)
-            # Before they are listed: there may be any number of them.
+            # Checked before the range is expanded, which may be huge.
             if not 1 <= low <= high <= MAX_SEATS:
                 raise ValueError
             found.update(dict.fromkeys(range(low, high + 1)))
@@ -132,7 +132,7 @@ def seats(name: str, value: str) -> tuple[int, ...]:
 
 
 def one_of(*choices: str) -> Callable[[str, str], str]:
-    """One of a few words."""
+    """Return a parser for one of these words."""
 
     def parse(name: str, value: str) -> str:
         if value.lower() not in choices:
@@ -144,28 +144,28 @@ def one_of(*choices: str) -> Callable[[str, str], str]:
 
 
 def names(name: str, value: str) -> tuple[str, ...]:
-    """Names between commas, each once."""
+    """Parse names between commas; duplicates are removed."""
     found = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
     if not all(found):
         raise UsageError(f"option {name!r} is {value!r}: give names between commas")
     return found
 
 
-# --------------------------------------------------------------------- who we are
+# ------------------------------------------------------------------------ access
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the cell is and as whom to go there; the same files on every machine of a cluster."""
+    """How to connect to the cell; the files must exist on every machine of a Spark cluster."""
 
     manifest: str
     identity: str
-    #: Seats of the identity, in the order in which they are taken.
+    #: Seats of the identity, in order of preference.
     seats: tuple[int, ...]
     timeout_s: float
 
 
 def take_access(given: Given, defaults: Iterable[int]) -> tuple[Access, Manifest]:
-    """The options that a source and a sink have in common."""
+    """Parse the options that sources and sinks have in common."""
     manifest = given.take("manifest", text, "")
     identity = given.take("identity", text, "")
     chosen = given.take("seats", seats, tuple(defaults))
@@ -192,7 +192,7 @@ def take_access(given: Given, defaults: Iterable[int]) -> tuple[Access, Manifest
 
 
 class Offsets(msgspec.Struct, frozen=True):
-    """Where to begin or to end: a word, positions by channel, or a time."""
+    """Where to start or to end: "earliest" or "latest", positions by channel, or a time."""
 
     word: str = ""
     positions: tuple[tuple[str, int], ...] = ()
@@ -201,10 +201,10 @@ class Offsets(msgspec.Struct, frozen=True):
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was said of a source."""
+    """The options of a source."""
 
     access: Access
-    #: Sorted: offsets are compared as text.
+    #: Sorted, because Spark compares offsets as text.
     channels: tuple[str, ...]
     pattern: str = ""
     starting: Offsets
@@ -215,17 +215,16 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     tamper: Tamper = Tamper.WARN
     where: str = ""
     receipts: bool = False
-    #: Ranges that are read side by side; no more than there are seats for.
+    #: Ranges that are read in parallel.
     partitions: int = 1
 
 
 def source_options(
     options: Mapping[str, str], parallelism: int | None = None
 ) -> tuple[SourceOptions, list[ChannelEntry]]:
-    """The options of a source, checked against the manifest; and the channels that they mean.
+    """Parse the options of a source and check them against the manifest; return its channels.
 
-    `parallelism` is how many tasks Spark runs at the same time; as many as this machine has cores
-    if nobody knows.
+    `parallelism` is the number of parallel tasks of Spark; None if unknown.
     """
     given = Given(options)
     channel = given.take("channel", text, "")
@@ -241,8 +240,8 @@ def source_options(
     partitions = given.take("partitions", count, 0)
     access, manifest = take_access(given, SOURCE_SEATS)
     given.finish("the source")
-    side_by_side = len(access.seats) - 1
-    if not side_by_side:
+    parallel_seats = len(access.seats) - 1
+    if not parallel_seats:
         raise UsageError(
             "option 'seats' names one seat, and a source needs two or more: one for the driver "
             "and one for each range that is read at the same time"
@@ -273,7 +272,7 @@ def source_options(
         tamper=Tamper(tamper),
         where=where,
         receipts=receipts,
-        partitions=partitions or min(side_by_side, parallelism or os.cpu_count() or 1),
+        partitions=partitions or min(parallel_seats, parallelism or os.cpu_count() or 1),
     )
     return found, entries
 
@@ -305,7 +304,7 @@ def _channels(
 
 
 def _check_named(option: str, offsets: Offsets, entries: list[ChannelEntry]) -> None:
-    """Positions are for every channel that is read, and for no other."""
+    """Raise `UsageError` unless positions are given for exactly the channels that are read."""
     if not offsets.positions:
         return
     wanted = {str(entry.name) for entry in entries}

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from quorumcast.pipeline.lazy import sql
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -48,13 +50,13 @@ def watched(rows: DataFrame, name: str = METRICS) -> DataFrame:
     The metrics are `events`, `publications`, `disputed` (events with a dissenting broker),
     `fewest_votes` and `dissent` (the dissenting brokers).
     """
-    from pyspark.sql import functions as f
-
     return rows.observe(
         name,
-        f.count(f.lit(1)).alias("events"),
-        f.count_if(f.col("_index") == 0).alias("publications"),
-        f.count_if(f.size("_dissent") > 0).alias("disputed"),
-        f.min("_votes").alias("fewest_votes"),
-        f.array_sort(f.array_distinct(f.flatten(f.collect_set("_dissent")))).alias("dissent"),
+        sql.count(sql.lit(1)).alias("events"),
+        sql.count_if(sql.col("_index") == 0).alias("publications"),
+        sql.count_if(sql.size("_dissent") > 0).alias("disputed"),
+        sql.min("_votes").alias("fewest_votes"),
+        sql.array_sort(sql.array_distinct(sql.flatten(sql.collect_set("_dissent")))).alias(
+            "dissent"
+        ),
     )

@@ -237,15 +237,11 @@ class Reading:
         return check_columns(self._wanted.channel, entry, self._options, self._schema)
 
     def _timeout_error(self) -> UsageError:
-        node, wanted = self._pooled.node, self._wanted
-        brokers = node.manifest.broker_ids
-        away = [broker for broker in brokers if broker not in node.connected]
-        reached = f"{len(brokers) - len(away)} of {len(brokers)} brokers can be reached"
+        wanted = self._wanted
         return UsageError(
             f"positions {wanted.first} to {wanted.upto - 1} of {wanted.channel!r} do not come: for "
-            f"{self._options.access.timeout_s:g} s nothing moved, and {reached}"
-            f"{' (not ' + ', '.join(away) + ')' if away else ''}; see to the brokers and start the "
-            "query again, which goes on where it stopped"
+            f"{self._options.access.timeout_s:g} s nothing moved, and {self._pooled.reached}; see "
+            "to the brokers and start the query again, which goes on where it stopped"
         )
 
     def close(self) -> None:

@@ -83,29 +83,13 @@ def publish_batch(
     wish = int.from_bytes(hashlib.sha256(batch.name.encode()).digest()[:4], "big")
     try:
         with POOL.borrow(access, wish) as pooled:
-            _publish(pooled, access, channel, resume, valid_for_s, staging.publications(batch))
+            publishing = _Publishing(pooled, access, channel, resume, valid_for_s)
+            publishing.publish_all(staging.publications(batch))
     except UsageError:
         if not staging.published:  # another driver published them and removed the rows
             raise
     staging.finish()
     return batch
-
-
-def _publish(
-    pooled: PooledNode,
-    access: Access,
-    channel: str,
-    resume: Resumption,
-    valid_for_s: float | None,
-    publications: Iterator[Publication],
-) -> None:
-    publishing = _Publishing(pooled, access, channel, resume, valid_for_s)
-    try:
-        publishing.publish(publications)
-        publishing.conclude()
-    except BaseException:
-        publishing.give_up()
-        raise
 
 
 def _decide(
@@ -193,41 +177,37 @@ class _Publishing:
         self._pooled = pooled
         self._access = access
         self._channel = channel
-        self._publisher: ResumedPublisher = pooled.thread.call(self._opener(resume, valid_for_s))
 
-    def _opener(
-        self, resume: Resumption, valid_for_s: float | None
-    ) -> Callable[[], ResumedPublisher]:
         def open_() -> ResumedPublisher:
-            found = self._pooled.node.publisher(
-                self._channel, resume=resume, valid_for_s=valid_for_s
-            )
+            found = pooled.node.publisher(channel, resume=resume, valid_for_s=valid_for_s)
             if not isinstance(found, ResumedPublisher):
                 raise TypeError("a publisher that resumes was asked for")
             return found
 
-        return open_
+        self._publisher = pooled.thread.call(open_)
 
-    def publish(self, publications: Iterator[Publication]) -> None:
-        """Post all publications, as fast as the cell accepts them."""
-        waiting: list[Publication] = []
-        for publication in publications:
-            waiting.append(publication)
-            if len(waiting) == AT_ONCE:
-                self._pooled.thread.run(self._post(waiting))
-                waiting = []
-        self._pooled.thread.run(self._post(waiting))
+    def publish_all(self, publications: Iterator[Publication]) -> None:
+        """Publish as fast as the cell accepts, and wait until everything is ordered."""
+        thread, waiting = self._pooled.thread, list[Publication]()
+        try:
+            for publication in publications:
+                waiting.append(publication)
+                if len(waiting) == AT_ONCE:
+                    thread.run(self._post(waiting))
+                    waiting = []
+            thread.run(self._post(waiting))
+            thread.run(self._conclude())
+        except BaseException:
+            thread.call(self._publisher.abandon)
+            raise
 
     async def _post(self, publications: list[Publication]) -> None:
         for batch, at in publications:
             await self._wait_for_progress(self._publisher.ready)
             self._publisher.post_batch(batch, at)
 
-    def conclude(self) -> None:
-        """Wait until everything is ordered."""
-        self._pooled.thread.run(self._concluded())
-
-    async def _concluded(self) -> None:
+    async def _conclude(self) -> None:
+        """Wait until everything is ordered, and close the stream."""
         await self._wait_for_progress(self._publisher.flush)
         try:
             async with asyncio.timeout(self._access.timeout_s):
@@ -248,17 +228,8 @@ class _Publishing:
                     raise self._timeout_error() from None
 
     def _timeout_error(self) -> UsageError:
-        node = self._pooled.node
-        brokers = node.manifest.broker_ids
-        away = [broker for broker in brokers if broker not in node.connected]
         return UsageError(
             f"publications on {self._channel!r} are not acknowledged: for "
-            f"{self._access.timeout_s:g} s nothing moved, and {len(brokers) - len(away)} of "
-            f"{len(brokers)} brokers can be reached"
-            f"{' (not ' + ', '.join(away) + ')' if away else ''}; see to the brokers and run the "
-            "query again, which publishes what is lacking and nothing twice"
+            f"{self._access.timeout_s:g} s nothing moved, and {self._pooled.reached}; see to the "
+            "brokers and run the query again, which publishes what is lacking and nothing twice"
         )
-
-    def give_up(self) -> None:
-        """Stop publishing after an error."""
-        self._pooled.thread.call(self._publisher.abandon)

@@ -1,1 +1,1 @@
-"""Workloads on Spark: prepared from data sets, generated in known shapes, described and checked."""
+"""Workloads made on Spark: prepared from data sets or generated, described and checked."""

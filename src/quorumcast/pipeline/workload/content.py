@@ -1,17 +1,14 @@
-"""Workloads that subscribe by content: publications with attributes, subscriptions with predicates.
+"""Generates workloads whose subscriptions are predicates on the attributes of publications.
 
-PubliyPrime §6.1 measures with two sets that follow the Zipf distribution: DT-1 with 6,552
-subscriptions, of which a publication matches 9 % on average, and DT-2 with 19,472, of which it
-matches 53 %. It does not say what their attributes are. Ours: values 1 … 32 of five attributes,
-drawn by Zipf for publications and for subscriptions. A subscription is a conjunction of predicates
-on different attributes, popular ones more often: `=`, `<=` or `>=` the value drawn.
+PubliyPrime §6.1 measures with two Zipf-distributed sets: DT-1 with 6,552 subscriptions, of which a
+publication matches 9 % on average, and DT-2 with 19,472, of which it matches 53 %. Their attributes
+are not described. Here five attributes have values 1 … 32, drawn by Zipf for publications and
+subscriptions. A subscription is a conjunction of predicates (`=`, `<=` or `>=` a value) on
+different attributes; popular attributes are more frequent.
 
-How many predicates are `=` decides how dense the matching is, steadily, so that share is found by
-bisection for the density that is wanted, by arithmetic over the distributions. Whether publications
-then really match so many is counted (`Matcher`), and compared by who generates.
-
-Counting: for each attribute and value a row of bits says which subscriptions accept it. A
-publication's row is the AND of its attributes' rows, and its matches are the bits that are left.
+The share of `=` predicates determines the density of matches monotonically, so bisection over the
+expected density finds it. `Matcher` counts the actual matches: for each attribute and value, a bit
+per subscription says whether it accepts the value; a publication matches the AND of its rows.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from quorumcast.pipeline.workload.draws import (
 )
 from quorumcast.pipeline.workload.shapes import check_size, node_names
 
-#: How far the counted density may be from the one that is wanted.
+#: Allowed relative error of the counted density.
 TOLERANCE = 0.01
 
 CONTENT_SUBSCRIPTION_COLUMNS = pa.schema(
@@ -48,13 +45,13 @@ Bits = npt.NDArray[np.uint8]
 
 
 class ContentShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Subscriptions by content, and how many of them a publication is to match."""
+    """The proportions of a workload with content subscriptions."""
 
     name: str
     subscriptions: int
-    #: The share of the subscriptions that a publication matches, on average.
+    #: Average share of the subscriptions that a publication matches.
     density: float
-    #: Predicates of a subscription at most.
+    #: Most predicates of a subscription.
     predicates: int
     attributes: int = 5
     values: int = 32
@@ -67,7 +64,7 @@ DT2 = ContentShape(name="dt2", subscriptions=19_472, density=0.53, predicates=1)
 
 
 def event_columns(shape: ContentShape) -> pa.Schema:
-    """The columns of publications: attributes a1, a2, … and how many subscriptions match."""
+    """Return the columns of publications: with attributes a1, a2, … and the number of matches."""
     attributes = [(f"a{index + 1}", pa.int32()) for index in range(shape.attributes)]
     return pa.schema(
         [
@@ -81,7 +78,7 @@ def event_columns(shape: ContentShape) -> pa.Schema:
 
 
 class ContentGenerator:
-    """The subscriptions and publications of a shape."""
+    """Generates subscriptions and publications of a shape."""
 
     def __init__(
         self, shape: ContentShape, *, events: int, nodes: int, seed: int, rate: float
@@ -97,7 +94,7 @@ class ContentGenerator:
         self._popularity = weights("zipf", shape.values, shape.exponent)
         self._cumulative = np.cumsum(self._popularity)
         self._draw()
-        #: The share of the predicates that name one value.
+        #: The share of `=` predicates.
         self.exact = self._calibrate()
         self.low, self.high = self._bounds(self.exact)
 
@@ -113,7 +110,7 @@ class ContentGenerator:
         many = 1 + np.floor(
             uniform(seed, "predicates", np.arange(shape.subscriptions)) * shape.predicates
         )
-        # Popular attributes are asked for more often, each at most once by a subscription.
+        # Drawn without replacement: a subscription has at most one predicate per attribute.
         liked = weights("zipf", shape.attributes, shape.exponent)
         keys = np.log(1 - drawn("attribute")) / liked
         places = np.argsort(np.argsort(-keys, axis=1), axis=1)
@@ -154,7 +151,7 @@ class ContentGenerator:
         return (low + high) / 2
 
     def predicates(self) -> list[str]:
-        """The subscriptions, for people."""
+        """Return the subscriptions as text."""
         low, high, asked = self.low, self.high, self._asked
         found = []
         for row in range(self.shape.subscriptions):
@@ -170,7 +167,7 @@ class ContentGenerator:
         return found
 
     def subscription_table(self) -> pa.Table:
-        """Everybody's subscriptions."""
+        """Return all subscriptions."""
         ids = np.arange(self.shape.subscriptions)
         owners = (hashes(self.seed, "subscriber", ids) % np.uint64(self.nodes)).astype(np.int64)
         return pa.table(
@@ -182,11 +179,11 @@ class ContentGenerator:
 
     @cached_property
     def _value_ends(self) -> Ints:
-        """How far each value goes when all events are laid out by value."""
+        """The last event of each value, plus 1, if events were ordered by value."""
         return np.cumsum(apportioned(self._popularity, self.events))
 
     def values_at(self, places: Ints) -> Ints:
-        """The attributes of the events at these places: each value as often as it should be."""
+        """Return the attributes of the events with these numbers; frequencies are exact."""
         columns = [
             np.searchsorted(
                 self._value_ends,
@@ -198,7 +195,7 @@ class ContentGenerator:
         return np.stack(columns, axis=1) + 1
 
     def event_columns(self, places: Ints) -> pa.RecordBatch:
-        """The events at these places of the whole order, with their matches counted."""
+        """Return the events with these numbers, and their matches."""
         values = self.values_at(places)
         owners = (hashes(self.seed, "publisher", places) % np.uint64(self.nodes)).astype(np.int64)
         return pa.record_batch(
@@ -219,21 +216,21 @@ class ContentGenerator:
 
 
 class Matcher:
-    """How many of many subscriptions a publication matches."""
+    """Counts the subscriptions that a publication matches."""
 
-    #: Publications whose rows of bits are in memory at once.
+    #: Publications whose bits are in memory at the same time.
     BLOCK = 1024
 
     def __init__(self, low: Ints, high: Ints, values: int) -> None:
         every = np.arange(1, values + 1)[:, None]
-        #: By attribute: for each value a row of bits, one for each subscription.
+        #: For each attribute and value: a bit for each subscription.
         self._accepting: list[Bits] = [
             np.packbits((low[:, a] <= every) & (every <= high[:, a]), axis=1)
             for a in range(low.shape[1])
         ]
 
     def count(self, values: Ints) -> Ints:
-        """Matches of each publication, given its attributes in a row."""
+        """Return the matches of each publication; a row has its attributes."""
         found = [
             self._count_block(values[start : start + self.BLOCK])
             for start in range(0, len(values), self.BLOCK)

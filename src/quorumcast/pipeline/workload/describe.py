@@ -19,6 +19,7 @@ from quorumcast.bench.workload import (
     WorkloadHeader,
     read_header,
 )
+from quorumcast.pipeline.lazy import sql
 from quorumcast.pipeline.workload.content import TOLERANCE
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     exponent: float | None = None
     #: The share of (event, node) or (publication, subscription) pairs that are deliveries.
     density: float = 0.0
-    #: … that was wanted, of subscriptions by content.
+    #: The density that was asked for; None for a workload of topics.
     wanted_density: float | None = None
     events_per_node: NodeSpread = NodeSpread()
     subscriptions_per_node: NodeSpread = NodeSpread()
@@ -81,7 +82,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def power_law_exponent(events: list[int]) -> float | None:
-    """The slope of log events over log rank, by least squares; None for fewer than two topics."""
+    """Fit log events to log rank; return the negative slope, or None for less than two topics."""
     counts = np.sort(np.array([count for count in events if count], np.float64))[::-1]
     if len(counts) < 2:
         return None
@@ -91,9 +92,7 @@ def power_law_exponent(events: list[int]) -> float | None:
 
 
 def _spread(rows: DataFrame, nodes: int, *, histogram: bool = False) -> NodeSpread:
-    """How rows are spread over nodes; nodes without any count as well."""
-    from pyspark.sql import functions as sql
-
+    """Return how rows are distributed over nodes; nodes without rows count as well."""
     counts = rows.groupBy("node").agg(sql.count("*").alias("amount"))
     many, least, most, total, squares = counts.agg(
         sql.count("*"),
@@ -122,8 +121,6 @@ def _spread(rows: DataFrame, nodes: int, *, histogram: bool = False) -> NodeSpre
 
 def describe(spark: SparkSession, path: Path) -> Description:
     """Count everything in a workload."""
-    from pyspark.sql import functions as sql
-
     header = read_header(path)
     events = spark.read.parquet(str(path / EVENTS))
     subscriptions = spark.read.parquet(str(path / SUBSCRIPTIONS))
@@ -132,9 +129,8 @@ def describe(spark: SparkSession, path: Path) -> Description:
     count, last, publishers, amount = events.agg(
         sql.count("*"), sql.max("at_ms"), sql.count_distinct("node"), weight
     ).collect()[0]
-    entries, subscribers = subscriptions.agg(sql.count("*"), sql.count_distinct("node")).collect()[
-        0
-    ]
+    counted = subscriptions.agg(sql.count("*"), sql.count_distinct("node"))
+    entries, subscribers = counted.collect()[0]
     topics = [] if by_content else _topics(spark, path, events, subscriptions)
     deliveries = amount if by_content else sum(topic.deliveries for topic in topics)
     pairs = count * (entries if by_content else header.nodes)
@@ -160,8 +156,6 @@ def describe(spark: SparkSession, path: Path) -> Description:
 def _topics(
     spark: SparkSession, path: Path, events: DataFrame, subscriptions: DataFrame
 ) -> list[TopicLine]:
-    from pyspark.sql import functions as sql
-
     published = events.groupBy("topic").agg(sql.count("*").alias("events"))
     wanted = subscriptions.groupBy("topic").agg(sql.count("*").alias("subscribers"))
     known = spark.read.parquet(str(path / TOPICS)).select("topic", "node")
@@ -174,12 +168,6 @@ def _topics(
         .collect()
     )
     return [
-        TopicLine(
-            row["topic"],
-            row["node"],
-            row["events"],
-            row["subscribers"],
-            row["events"] * row["subscribers"],
-        )
-        for row in rows
+        TopicLine(topic, node, events, subscribers, events * subscribers)
+        for topic, node, events, subscribers in rows
     ]

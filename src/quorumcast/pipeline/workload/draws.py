@@ -1,9 +1,8 @@
-"""Draws that depend on a seed and on what is drawn for, and on nothing else.
+"""Random draws that depend only on a seed, a purpose and a key, not on partitions or their order.
 
-Spark cuts the same rows into other partitions on another machine. A generator that goes along with
-the rows of a partition would then draw something else. Here every draw is a hash of the seed, a
-purpose and a key, in NumPy for what is generated and in Spark's own functions for what is read
-(`uniform_column`). Weights over ranks say how popular the first, second, … of many is.
+Spark partitions the same rows differently on another machine, where a sequential generator would
+draw something else. Here each draw is a hash: in NumPy for generated workloads, in Spark's own
+functions (`uniform_column`) for data sets. `weights` gives the popularity of ranks.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.lazy import sql
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -24,17 +24,17 @@ Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 DISTRIBUTIONS = ("uniform", "zipf", "normal", "powerlaw")
-#: Nodes, and topics, that can be drawn from: their shares are in memory.
+#: Most nodes or topics to draw from: their weights are in memory.
 MOST = 10_000_000
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-#: Bits of a hash that make a number from 0 to 1.
+#: Bits of a hash that become a number between 0 and 1.
 _FRACTION = 53
 
 
 def _mixed(words: Words) -> Words:
-    """SplitMix64's last steps: every bit of the input moves half of the output."""
+    """The final steps of SplitMix64: each input bit changes half of the output bits."""
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(30))) * _MIX_1
         words = (words ^ (words >> np.uint64(27))) * _MIX_2
@@ -50,30 +50,28 @@ def purpose_key(seed: int, purpose: str) -> np.uint64:
 
 
 def hashes(seed: int, purpose: str, keys: npt.ArrayLike) -> Words:
-    """A hash for each key."""
+    """Return a hash of each key."""
     with np.errstate(over="ignore"):
         return _mixed(np.asarray(keys).astype(np.uint64) * _GOLDEN + purpose_key(seed, purpose))
 
 
 def uniform(seed: int, purpose: str, keys: npt.ArrayLike) -> Floats:
-    """A number from 0 to 1, without 1, for each key."""
+    """Return a number in [0, 1) for each key."""
     top = hashes(seed, purpose, keys) >> np.uint64(64 - _FRACTION)
     return top.astype(np.float64) / float(1 << _FRACTION)
 
 
 def uniform_column(seed: int, purpose: str, *keys: Column) -> Column:
-    """The same idea in Spark: a number from 0 to 1 for each row, by the values of its keys."""
-    from pyspark.sql import functions as sql
-
+    """Return a column of numbers in [0, 1) that depend on the values of `keys`."""
     hashed = sql.xxhash64(sql.lit(seed), sql.lit(purpose), *keys)
     return sql.shiftrightunsigned(hashed, 64 - _FRACTION) / float(1 << _FRACTION)
 
 
 def shuffled(seed: int, purpose: str, places: npt.ArrayLike, count: int) -> Ints:
-    """Where each of the places 0 … count-1 goes in a permutation of all of them.
+    """Return where a permutation of 0 … count-1 moves each of these places.
 
-    Four rounds of Feistel on the next even number of bits, again for whoever lands outside: no
-    place needs to know of the others, and still no two go to the same one.
+    A Feistel network of four rounds permutes the next larger power of four; places that it moves
+    beyond `count` are permuted again. So each place is computed without the others.
     """
     half = max(1, ((max(count - 1, 1)).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)
@@ -89,11 +87,11 @@ def shuffled(seed: int, purpose: str, places: npt.ArrayLike, count: int) -> Ints
 
 
 def weights(distribution: str, count: int, exponent: float = 0.0) -> Floats:
-    """How popular the ranks 1 … count are, in sum 1.
+    """Return the popularity of the ranks 1 … count; the sum is 1.
 
-    `zipf` is 1/rank^s (s is 1 unless said otherwise); `powerlaw` is what is expected of the
-    largest, second largest, … of so many draws from a power law with density x^-a (a is 2.2);
-    `normal` is a bell over the ranks, three deviations to either side; `uniform` favours nobody.
+    `zipf` is 1/rank^s, with s = 1 by default. `powerlaw` is the expected largest, second largest,
+    … of `count` draws from a power law with density x^-a, with a = 2.2 by default. `normal` is a
+    bell curve over the ranks, three deviations to either side. `uniform` is the same for all.
     """
     if count < 1:
         raise UsageError("nothing can be drawn from nothing; ask for 1 or more")
@@ -131,16 +129,16 @@ def _powers(bases: Floats, exponent: float) -> Floats:
 
 
 def ranks_at(cumulative: Floats, draws: Floats) -> Ints:
-    """The rank, from 0, that each draw from 0 to 1 falls on; `cumulative` are sums of weights."""
+    """Return the rank, from 0, of each draw between 0 and 1; `cumulative` are sums of weights."""
     found = np.searchsorted(cumulative, draws * cumulative[-1], side="right")
     ranks: Ints = np.minimum(found, len(cumulative) - 1).astype(np.int64)
     return ranks
 
 
 def apportioned(shares: Floats, total: int, least: int = 0) -> Ints:
-    """Whole numbers in the proportion of the shares that sum up to the total, none below `least`.
+    """Divide `total` in the proportion of the shares; no part is below `least`.
 
-    Largest remainders, and what small ones are given too much the largest give back.
+    By largest remainders; if `least` gives too much to small parts, the largest parts are reduced.
     """
     if least * len(shares) > total:
         raise UsageError(f"{total} are too few for {least} each of {len(shares)}")
@@ -157,7 +155,7 @@ def apportioned(shares: Floats, total: int, least: int = 0) -> Ints:
 
 
 def inclusion(shares: Floats, mean: float) -> Floats:
-    """The chance of each to be chosen so that `mean` of them are on average, none above 1."""
+    """Return probabilities in proportion to the shares, at most 1, whose sum is `mean`."""
     if not 0 < mean <= len(shares):
         raise UsageError(
             f"a node cannot subscribe to {mean:g} of {len(shares)} topics on average; choose "

@@ -1,7 +1,7 @@
-"""Workloads written by Spark, in the format of `bench.workload`.
+"""Writes workloads with Spark, in the format of `bench.workload`.
 
-Events are written first and everything else is computed from what was written, so that a source is
-read no more often than it must be. The header comes last: without it a directory is unfinished.
+Events are written first and the rest is computed from the written files, so that the source is read
+as seldom as possible. The header is written last: without it a directory is unfinished.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from quorumcast.bench.workload import (
     write_header,
 )
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.lazy import sql
 from quorumcast.pipeline.workload.content import ContentGenerator, event_columns
 from quorumcast.pipeline.workload.draws import Ints
 from quorumcast.pipeline.workload.shapes import Generator
@@ -35,22 +36,22 @@ from quorumcast.pipeline.workload.shapes import Generator
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Events of a file, about; fewer on more cores.
+#: Most events in a file, roughly.
 EVENTS_PER_FILE = 1_000_000
 
 
 @contextmanager
 def new_workload(path: Path, *, overwrite: bool, sources: Sequence[str] = ()) -> Iterator[None]:
-    """An empty directory for a workload; what it is made of must not be in there.
+    """Empty a directory for a new workload; if that fails, the old contents are restored.
 
-    What was there before is back if the new one does not come about.
+    The sources of the workload must not be in the directory.
     """
     for source in sources:
         plain = re.sub("^file:/+", "/", source)
         if "://" not in plain and Path(plain).resolve().is_relative_to(path.resolve()):
             raise UsageError(f"{source} is in {path}, which is to be written; choose another")
     occupied = path.exists() and any(path.iterdir() if path.is_dir() else [path])
-    if occupied and not (overwrite and path.is_dir() and _only_a_workload(path)):
+    if occupied and not (overwrite and path.is_dir() and _has_only_a_workload(path)):
         raise UsageError(f"{path} is there already; choose another, or say --overwrite")
     path.mkdir(parents=True, exist_ok=True)
     before = Path(tempfile.mkdtemp(dir=path.resolve().parent, prefix=f".{path.name}-"))
@@ -68,36 +69,36 @@ def new_workload(path: Path, *, overwrite: bool, sources: Sequence[str] = ()) ->
     shutil.rmtree(before)
 
 
-def _only_a_workload(path: Path) -> bool:
-    """Whether nothing is in a directory that did not come from here: nobody's files are deleted."""
+def _has_only_a_workload(path: Path) -> bool:
+    """Whether a directory contains nothing but a workload: other files are never deleted."""
     return {entry.name for entry in path.iterdir()} <= {HEADER, EVENTS, SUBSCRIPTIONS, TOPICS}
 
 
 def write_table(spark: SparkSession, table: pa.Table, path: Path) -> None:
-    """A small table as one file."""
+    """Write a small table as one file."""
     spark.createDataFrame(table).coalesce(1).write.parquet(str(path))
 
 
 def write_events(events: DataFrame, path: Path, partitions: int) -> None:
-    """Events in order from file to file."""
+    """Write events, ordered across files."""
     order = ("at_ms", "id", "node", "topic")
     cut = events.select(*EVENT_COLUMNS.names).repartitionByRange(partitions, *order)
     cut.sortWithinPartitions(*order).write.parquet(str(path / EVENTS))
 
 
 def partitions_for(spark: SparkSession, events: int) -> int:
-    """Into how many files events go: one for each core, and more if they would be large."""
+    """Return the number of files for events: one for each core, more if they would be large."""
     return max(spark.sparkContext.defaultParallelism, -(-events // EVENTS_PER_FILE))
 
 
-def _made(
+def _generated(
     spark: SparkSession,
     count: int,
     partitions: int,
     make: Callable[[Ints], pa.RecordBatch],
     schema: pa.Schema,
 ) -> DataFrame:
-    """Rows 0 … count-1, each made where it is needed."""
+    """Generate the rows 0 … count-1 in parallel."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     def make_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -110,9 +111,9 @@ def _made(
 def write_generated(
     spark: SparkSession, generator: Generator, path: Path, partitions: int = 0
 ) -> WorkloadHeader:
-    """Make and write a workload of topics."""
+    """Generate and write a workload of topics."""
     parts = partitions or partitions_for(spark, generator.events)
-    events = _made(spark, generator.events, parts, generator.event_columns, EVENT_COLUMNS)
+    events = _generated(spark, generator.events, parts, generator.event_columns, EVENT_COLUMNS)
     events.write.parquet(str(path / EVENTS))
     subscriptions = generator.subscription_table()
     write_table(spark, subscriptions, path / SUBSCRIPTIONS)
@@ -134,13 +135,11 @@ def write_generated(
 def write_content(
     spark: SparkSession, generator: ContentGenerator, path: Path, partitions: int = 0
 ) -> WorkloadHeader:
-    """Make and write a workload of predicates; matches are counted while it is made."""
-    from pyspark.sql import functions as sql
-
+    """Generate and write a workload of predicates, and count its matches."""
     shape = generator.shape
     parts = partitions or partitions_for(spark, generator.events)
     schema = event_columns(shape)
-    _made(spark, generator.events, parts, generator.event_columns, schema).write.parquet(
+    _generated(spark, generator.events, parts, generator.event_columns, schema).write.parquet(
         str(path / EVENTS)
     )
     write_table(spark, generator.subscription_table(), path / SUBSCRIPTIONS)

@@ -1,7 +1,6 @@
-"""A workload as a picture: events and subscribers by topic, and subscriptions by node, as SVG.
+"""Draws a workload as SVG: events and subscribers by topic, and subscriptions by node.
 
-The three figures with which Pulsarcast §5.2.2 shows its data set. A file of its own that any
-browser opens; nothing is loaded from anywhere.
+These are the three figures of Pulsarcast §5.2.2. The file is self-contained.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from quorumcast.pipeline.workload.describe import Description
 WIDTH, HEIGHT = 420, 260
 LEFT, BOTTOM, TOP = 46, 70, 34
 INK, BAR, GRID = "#222", "#3b6ea5", "#ddd"
-#: Bars that can be told apart.
+#: Topics that are drawn; more bars would be too narrow.
 MOST_BARS = 40
 
 
 def picture(description: Description) -> str:
-    """The whole picture."""
+    """Return the picture as SVG."""
     topics = description.topics[:MOST_BARS]
     names = [topic.topic for topic in topics]
     panels = [
@@ -59,7 +58,7 @@ def _panel(title: str, names: list[str], values: list[int], *, log: bool = False
 
     def height(value: float) -> float:
         if log:
-            # One event is a visible bar, too.
+            # Doubled, so that the bar of a single event is visible.
             return up * math.log10(value * 2) / math.log10(max(values) * 2) if value else 0.0
         return up * value / max(values)
 

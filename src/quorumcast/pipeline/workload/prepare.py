@@ -1,10 +1,9 @@
-"""From any data set to a workload: cleaned, sampled, users mapped to nodes, subscriptions drawn.
+"""Turns a data set of any size into a workload, with the steps of Pulsarcast §5.2.1 (`steps`).
 
-    source → (sample) → without unknown authors → (sample) → topics → nodes → events
-    events → who subscribes to what → topics
+    source → (sample) → remove unknown authors → (sample) → topics → nodes → events
+    events → subscriptions → topics
 
-The job; its steps are in `steps`. Those of Pulsarcast §5.2.1, for data sets of any size. Events
-never come to the driver; counts by topic do.
+Events are never collected by the driver; counts per topic are.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import msgspec
 
 from quorumcast.bench.workload import EVENTS, SUBSCRIPTIONS, TOPICS, WorkloadHeader, write_header
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.lazy import sql
 from quorumcast.pipeline.workload.files import partitions_for, write_events
 from quorumcast.pipeline.workload.recipes import Recipe, read_source
 from quorumcast.pipeline.workload.steps import (
@@ -41,7 +41,7 @@ def prepare(
     settings: WorkloadSettings,
     path: Path,
 ) -> WorkloadHeader:
-    """Write the workload that a source makes."""
+    """Turn a source into a workload at `path`."""
     from pyspark import StorageLevel
 
     settings.check(recipe)
@@ -82,14 +82,12 @@ def finish(
     dropped: dict[str, int],
     makers: DataFrame | None = None,
 ) -> WorkloadHeader:
-    """Write subscriptions, topics and the header beside events that are there.
+    """Write subscriptions, topics and the header beside the events that were written.
 
-    `makers` says which node makes a topic; otherwise it is the one that publishes on it first.
+    `makers` has the node that creates each topic; without it, it is the topic's first publisher.
     """
-    from pyspark.sql import functions as sql
-
     written = spark.read.parquet(str(path / EVENTS))
-    # Not coalesced: that would put all the work before it, every draw, into one task.
+    # Not `coalesce`, which would put all draws into one task as well.
     subscriptions.select("topic", "node").repartition(1).sortWithinPartitions(
         "topic", "node"
     ).write.parquet(str(path / SUBSCRIPTIONS))

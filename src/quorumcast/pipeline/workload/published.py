@@ -1,8 +1,8 @@
-"""The recipe `pulsarcast`: a workload in the form in which Pulsarcast's author published his.
+"""The recipe `pulsarcast`: reads a workload as Pulsarcast's author published his.
 
-One JSON object a line (§5.2, Listing 5.1): `topic` rows name a topic and the node that makes it,
-`user` rows a user, its node, its events in order and the topics it subscribes to. There are no
-times: the events' numbers are their order, and `GAP_MS` lies between two of them.
+One JSON object per line (§5.2, Listing 5.1): `topic` rows have a topic and the node that creates
+it; `user` rows have a node, its numbered events and the topics it subscribes to. There are no
+times: events are GAP_MS apart, in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from quorumcast.bench.workload import WorkloadHeader
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.lazy import sql
 from quorumcast.pipeline.workload.files import partitions_for, write_events
 from quorumcast.pipeline.workload.prepare import finish
 from quorumcast.pipeline.workload.steps import GAP_MS, WorkloadSettings, channel_name
@@ -30,9 +31,8 @@ _SCHEMA = """type string, node string, name string, totalNumberEvents long,
 def prepare_published(
     spark: SparkSession, sources: list[str], path: Path, *, seed: int = 1, partitions: int = 0
 ) -> WorkloadHeader:
-    """Write the workload that such files hold."""
+    """Read such files and write the workload."""
     from pyspark.errors import AnalysisException
-    from pyspark.sql import functions as sql
 
     try:
         rows = spark.read.json(sources, schema=_SCHEMA, columnNameOfCorruptRecord="_unreadable")

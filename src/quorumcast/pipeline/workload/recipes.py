@@ -1,10 +1,10 @@
-"""How data sets are read: which columns say who published what, where and when.
+"""Reads data sets: a recipe names the columns of the author, topic, time and contents of each row.
 
-A recipe turns a source into rows of `author, topic, time, size, tag`. Times are epoch seconds, as
-numbers or text, or timestamps; `tag` tells equal rows apart where the source has an id. The recipe
-`reddit` is for comments as Reddit's archives have them (Pulsarcast §5.2.1), one JSON object a line;
-`plain` is for everything else and is told the columns. The recipe `pulsarcast` reads the workload
-that came of it, with nodes and subscriptions in place (`pipeline.workload.published`).
+The result has the columns `author, topic, time, size, tag, readable`. Times are epoch seconds, as
+numbers or text, or timestamps; `tag` distinguishes rows that are equal otherwise. The recipe
+`reddit` reads comments of Reddit's archives (Pulsarcast §5.2.1), one JSON object per line. With the
+recipe `plain` the user names the columns. The recipe `pulsarcast` reads a finished workload
+(`pipeline.workload.published`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.lazy import sql
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -26,27 +27,27 @@ _SUFFIXES = {
 }  # fmt: skip
 _PACKED = ("gz", "bz2", "zst", "lz4", "snappy")
 _UNREADABLE = "_unreadable"
-#: Seconds from 1970 on, or before, that are still a time: differences in milliseconds fit a long.
+#: Larger numbers of seconds are no times: their differences in milliseconds would overflow a long.
 LATEST_S = 1e15
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to find what in a data set."""
+    """The columns of a data set, and which of its rows to take."""
 
     name: str
     author: str
-    #: Without one, topics are drawn.
+    #: If empty, topics are drawn.
     topic: str = ""
-    #: Without one, events are spread over time.
+    #: If empty, events are spread evenly.
     time: str = ""
     body: str = ""
-    #: An id, or anything else that tells rows apart.
+    #: An id, or another column that distinguishes rows.
     tag: str = ""
-    #: Authors who are nobody.
+    #: Placeholders for unknown authors.
     unknown: tuple[str, ...] = ()
-    #: The usual sample; 0 takes everything.
+    #: Default size of the sample; 0 takes all rows.
     sample: int = 0
-    #: Whether the sample is taken before unknown authors are left out.
+    #: Whether rows of unknown authors are removed after sampling instead of before.
     sample_first: bool = False
 
     @property
@@ -55,7 +56,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return [c for c in (self.author, self.topic, self.time, self.body, self.tag) if c]
 
 
-#: 25,000 comments first, those of deleted accounts dropped afterwards.
+#: As Pulsarcast: 25,000 comments are sampled, then those of deleted accounts removed.
 REDDIT = Recipe(
     name="reddit",
     author="author",
@@ -70,7 +71,7 @@ REDDIT = Recipe(
 
 
 def format_of(sources: list[str], given: str = "") -> str:
-    """The format of a source, by its name unless it is given."""
+    """Return the format of a source: the one given, else that of the file name."""
     if given:
         if given not in FORMATS:
             raise UsageError(f"there is no format {given!r}; choose one of {', '.join(FORMATS)}")
@@ -90,9 +91,8 @@ def format_of(sources: list[str], given: str = "") -> str:
 
 
 def read_source(spark: SparkSession, sources: list[str], kind: str, recipe: Recipe) -> DataFrame:
-    """The rows of a source: `author, topic, time, size, tag, readable`."""
+    """Return the rows of a source: `author, topic, time, size, tag, readable`."""
     from pyspark.errors import AnalysisException
-    from pyspark.sql import functions as sql
 
     try:
         frame = _read(spark, sources, kind, recipe)
@@ -116,7 +116,7 @@ def read_source(spark: SparkSession, sources: list[str], kind: str, recipe: Reci
         sql.coalesce(sql.octet_length(column(recipe.body).cast("string")), sql.lit(0)).alias(
             "size"
         ),
-        # The contents as well: without an id they are what tells comments apart.
+        # Without an id, the contents distinguish comments.
         sql.xxhash64(column(recipe.tag), column(recipe.body)).alias("tag"),
         readable.alias("readable"),
     )
@@ -130,13 +130,12 @@ def _read(spark: SparkSession, sources: list[str], kind: str, recipe: Recipe) ->
     if kind == "csv":
         separator = "\t" if all(".tsv" in Path(source).name for source in sources) else ","
         reader = spark.read.options(header=True, sep=separator, escape='"', multiLine=True)
-        # A row with more values than there are columns has something in the column behind the last:
-        # a comma that nobody quoted, so that its values are not where they belong.
+        # A row with too many values fills the extra column: a comma was not quoted, and its values
+        # are in the wrong columns.
         names = (*reader.csv(sources).columns, _UNREADABLE)
         return reader.csv(sources, StructType([StructField(name, StringType()) for name in names]))
 
-    # As text, whatever they are: archives write a time as a number in one year and quoted in the
-    # next.
+    # All as text: archives write times as numbers in one year and as strings in the next.
     fields = [StructField(name, StringType()) for name in (*recipe.columns, _UNREADABLE)]
     return spark.read.json(
         sources, schema=StructType(fields), columnNameOfCorruptRecord=_UNREADABLE
@@ -144,9 +143,7 @@ def _read(spark: SparkSession, sources: list[str], kind: str, recipe: Recipe) ->
 
 
 def _seconds(time: Column) -> Column:
-    """Seconds since 1970, of a number, a text of one, or a timestamp; null if it is no time."""
-    from pyspark.sql import functions as sql
-
+    """Turn a number, its text, or a timestamp into epoch seconds; null if it is no time."""
     text = time.cast("string")
     stamp = sql.unix_micros(text.try_cast("timestamp")) / 1e6
     seconds = sql.coalesce(text.try_cast("double"), stamp)

@@ -1,9 +1,9 @@
-"""Workloads of a given shape, drawn event by event: any task can make any of the events.
+"""Generates workloads of a given shape; each event can be computed without the others.
 
-A `Shape` says how many events and subscribers each topic has. Nodes publish where they subscribe,
-and as long as there are enough events everybody who subscribes has published there: that is how
-Pulsarcast's workload came about (§5.2), whose users subscribe to exactly the topics that they wrote
-to. `REDDIT` is the shape of that workload as its author published it.
+A `Shape` has the number of events and subscribers of each topic. Nodes publish on topics that they
+subscribe to, and if there are enough events every subscriber of a topic publishes on it. So it is
+in Pulsarcast's workload (§5.2), whose users subscribe to the topics that they wrote to. `REDDIT` is
+the shape of that workload as its author published it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from quorumcast.pipeline.workload.recipes import LATEST_S
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """How a workload looks, whatever its size."""
+    """The proportions of a workload, independent of its size."""
 
     name: str
-    #: Events by topic, most popular first: a proportion.
+    #: Relative number of events of each topic, most popular first.
     events: tuple[float, ...]
-    #: The share of the nodes that subscribes, by topic.
+    #: Share of the nodes that subscribe to each topic.
     subscribed: tuple[float, ...]
-    #: How many nodes of a hundred have so many: (subscriptions, nodes); empty leaves it to chance.
+    #: Pairs of a number of subscriptions and how many of 100 nodes have it; if empty, random.
     spread: tuple[tuple[int, int], ...] = ()
-    #: How unequally nodes publish: the deviation of their weights from 1.
+    #: Standard deviation of the weights with which nodes publish; their mean is 1.
     unequal: float = 0.0
 
 
@@ -61,14 +61,14 @@ REDDIT = Shape(
     unequal=0.078,
 )  # fmt: skip
 REDDIT_EVENTS, REDDIT_NODES = 17_611, 100
-#: Events that are counted by topic without rounding, with room to spare.
+#: Up to here, events per topic are exact as floating-point numbers.
 MOST_EVENTS = 10**12
 
 
 def shape_of(
     topics: int, distribution: str, exponent: float, subscriptions: str, mean: float
 ) -> Shape:
-    """A shape with this many topics, of this popularity, and so many subscriptions a node."""
+    """Return a shape with this popularity of topics, and `mean` subscriptions per node."""
     popularity = weights(distribution, topics, exponent)
     chosen = inclusion(weights(subscriptions, topics, exponent), mean)
     return Shape(
@@ -79,7 +79,7 @@ def shape_of(
 
 
 def check_size(events: int, nodes: int, rate: float) -> None:
-    """Refuse what fits no memory and no clock."""
+    """Raise `UsageError` if a workload would not fit into memory, or its times into a column."""
     if nodes > MOST or events > MOST_EVENTS or events / rate > LATEST_S:
         raise UsageError(
             f"that is too large: at most {MOST:,} nodes and {MOST_EVENTS:,} events, within "
@@ -88,7 +88,7 @@ def check_size(events: int, nodes: int, rate: float) -> None:
 
 
 class Generator:
-    """The events and subscriptions of a shape at a size."""
+    """Generates events and subscriptions of a shape."""
 
     def __init__(
         self, shape: Shape, *, events: int, nodes: int, seed: int, rate: float, size: int
@@ -109,7 +109,7 @@ class Generator:
         #: Events by topic.
         self.counts = apportioned(np.array(shape.events), events, least=1)
         self._ends = np.cumsum(self.counts)
-        #: Which nodes, by their places, subscribe to each topic.
+        #: The subscribers of each topic, as numbers of nodes from 0.
         self.audiences = self._audiences()
 
     @cached_property
@@ -130,11 +130,11 @@ class Generator:
         found: list[Ints] = [np.empty(0, np.int64)] * len(wanted)
         for topic in np.argsort(-wanted, kind="stable"):
             draws = np.log(1 - uniform(self.seed, f"subscribers of {topic}", np.arange(self.nodes)))
-            # Chosen without replacement, in proportion to how many each node still wants.
+            # Drawn without replacement, in proportion to the subscriptions a node still needs.
             keys = draws / np.maximum(left, 1e-9)
             chosen = np.argsort(-keys, kind="stable")[: int(wanted[topic])]
             left[chosen] -= 1
-            # In an order of their own: who comes first is not who wants most.
+            # Shuffled, since nodes that need most subscriptions come first.
             order = np.argsort(hashes(self.seed, f"audience of {topic}", chosen))
             found[int(topic)] = chosen[order]
         return found
@@ -151,7 +151,7 @@ class Generator:
 
     @cached_property
     def _choices(self) -> list[Floats]:
-        """Sums of the weights of each topic's publishers."""
+        """Cumulative weights of each topic's publishers."""
         places = np.arange(self.nodes)
         radius = np.sqrt(-2 * np.log(1 - uniform(self.seed, "weight, radius", places)))
         turn = 2 * np.pi * uniform(self.seed, "weight, angle", places)
@@ -162,7 +162,7 @@ class Generator:
     # ------------------------------------------------------------------ tables
 
     def event_columns(self, places: Ints) -> pa.RecordBatch:
-        """The events at these places of the whole order, 0 being the first."""
+        """Return the events with these numbers, from 0 on."""
         slots = shuffled(self.seed, "order of events", places, self.events)
         topics = np.searchsorted(self._ends, slots, side="right")
         within = slots - (self._ends - self.counts)[topics]
@@ -172,7 +172,7 @@ class Generator:
             here = topics == topic
             audience, nth = self.audiences[topic], within[here]
             drawn = audience[ranks_at(self._choices[topic], draws[here])]
-            # The first of a topic's events are one for each subscriber.
+            # Each subscriber publishes one of a topic's first events.
             nodes[here] = np.where(
                 nth < len(audience), audience[np.minimum(nth, len(audience) - 1)], drawn
             )
@@ -200,7 +200,7 @@ class Generator:
         )
 
     def topic_table(self) -> pa.Table:
-        """The topics; each is made by its first subscriber."""
+        """Return the topics; each is created by its first subscriber."""
         return pa.table(
             [
                 self.names,
@@ -213,5 +213,5 @@ class Generator:
 
 
 def node_names(places: Ints) -> list[str]:
-    """node-1 for place 0, and so on."""
+    """Return node-1 for 0, and so on."""
     return [f"node-{place + 1}" for place in places.tolist()]

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_NAME
+from quorumcast.pipeline.lazy import sql
 from quorumcast.pipeline.workload.draws import (
     DISTRIBUTIONS,
     Floats,
@@ -29,25 +30,25 @@ if TYPE_CHECKING:
 
 #: The authors of a topic subscribe to it.
 AUTHORS = "authors"
-#: Buckets of hashes that are counted to find where a sample ends.
+#: Bits of the hash by which rows are counted to find where a sample ends.
 _SAMPLE_BITS = 16
-#: Between two events, where the source does not say.
+#: Time between two events if the source has no times.
 GAP_MS = 10
 
 
 class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a workload is made of a source."""
+    """How a source is turned into a workload."""
 
     nodes: int = 100
     seed: int = 1
-    #: Rows to take; 0 takes all.
+    #: Rows to take; 0 takes all, or as many as the recipe says.
     sample: int = 0
-    #: The most popular topics to keep, or how many to draw; 0 keeps all.
+    #: How many of the most popular topics to keep, 0 keeps all; or how many to draw.
     topics: int = 0
-    #: How users fall on nodes, and topics on events where the source has none.
+    #: Distribution of users over nodes, and of events over topics if topics are drawn.
     users: str = "uniform"
     drawn_topics: str = "zipf"
-    #: AUTHORS, or how popular topics are with nodes that subscribe to `mean` of them.
+    #: AUTHORS, or the distribution of topics from which nodes draw `mean` subscriptions each.
     subscriptions: str = AUTHORS
     mean: float = 5.0
     exponent: float = 0.0
@@ -74,17 +75,13 @@ class WorkloadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def row_id(seed: int) -> Column:
     """Return a hash of the contents of a row."""
-    from pyspark.sql import functions as sql
-
     return sql.xxhash64(sql.lit(seed), "author", "topic", "time", "size", "tag")
 
 
 def clean_and_sample(
     rows: DataFrame, recipe: Recipe, settings: WorkloadSettings
 ) -> tuple[DataFrame, dict[str, int]]:
-    """Rows with an author, a topic and a time; and how many were left out, by reason."""
-    from pyspark.sql import functions as sql
-
+    """Return the rows with author, topic and time, and the number of others by reason."""
     wanted = settings.sample or recipe.sample
     if wanted and recipe.sample_first:
         rows = sampled(rows, wanted)
@@ -113,9 +110,7 @@ def sampled(rows: DataFrame, count: int) -> DataFrame:
     Ids are counted in buckets by their first bits, and only the bucket in which the sample ends is
     sorted, so that no shuffle of all rows is needed.
     """
-    from pyspark.sql import functions as sql
-
-    # Of the id once more, which may serve as an order of its own elsewhere.
+    # Hashed again, because events are ordered by id.
     key = sql.xxhash64(sql.lit("sample"), "id")
     bucketed = rows.withColumn("key", key).withColumn(
         "bucket", sql.shiftrightunsigned("key", 64 - _SAMPLE_BITS)
@@ -139,12 +134,10 @@ def sampled(rows: DataFrame, count: int) -> DataFrame:
 def with_topics(
     rows: DataFrame, recipe: Recipe, settings: WorkloadSettings
 ) -> tuple[DataFrame, int]:
-    """Topics that channels can be named after, the most popular ones; and how many rows that costs.
+    """Turn topics into channel names and keep the most popular; return the number of lost rows.
 
-    Where the source has no topics they are drawn.
+    If the source has no topics, they are drawn.
     """
-    from pyspark.sql import functions as sql
-
     if not recipe.topic:
         popularity = weights(settings.drawn_topics, settings.topics, settings.exponent)
         rank = ranked(uniform_column(settings.seed, "topic", sql.col("id")), popularity)
@@ -162,8 +155,6 @@ def with_topics(
 
 def channel_name(topic: Column) -> Column:
     """Turn a topic into a valid channel name."""
-    from pyspark.sql import functions as sql
-
     plain = sql.regexp_replace(topic, r"[^A-Za-z0-9_.:+/-]", "_")
     plain = sql.regexp_replace(plain, r"^([^A-Za-z0-9_])", "_$1")
     cut = sql.concat(
@@ -175,9 +166,7 @@ def channel_name(topic: Column) -> Column:
 
 
 def as_events(rows: DataFrame, settings: WorkloadSettings) -> tuple[DataFrame, int]:
-    """Events with the node that their author is mapped to, and times from 0 on; and how many."""
-    from pyspark.sql import functions as sql
-
+    """Return events with their author's node and times from 0 on, and their number."""
     draw = uniform_column(settings.seed, "node", sql.col("author"))
     place = ranked(draw, weights(settings.users, settings.nodes, settings.exponent))
     first, timed, count = rows.agg(sql.min("time"), sql.count("time"), sql.count("*")).collect()[0]
@@ -198,7 +187,6 @@ def as_events(rows: DataFrame, settings: WorkloadSettings) -> tuple[DataFrame, i
 
 def ranked(draw: Column, shares: Floats) -> Column:
     """Return the rank, from 0, of a draw between 0 and 1."""
-    from pyspark.sql import functions as sql
     from pyspark.sql.pandas.functions import arrow_udf
 
     if np.all(shares == shares[0]):
@@ -221,9 +209,7 @@ def subscribed_by_authors(events: DataFrame) -> DataFrame:
 def subscribed_by_chance(
     spark: SparkSession, events: DataFrame, settings: WorkloadSettings
 ) -> DataFrame:
-    """Every node chooses among the topics, popular ones more often; `mean` of them on average."""
-    from pyspark.sql import functions as sql
-
+    """Subscribe every node to `mean` topics on average, to popular ones more often."""
     ranks = events.groupBy("topic").count().orderBy(sql.desc("count"), "topic").collect()
     shares = weights(settings.subscriptions, len(ranks), settings.exponent)
     chances = inclusion(shares, min(settings.mean, len(ranks)))

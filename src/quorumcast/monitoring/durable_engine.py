@@ -1,11 +1,11 @@
-"""The book: the durable state of an alarm engine, and an outbox of alarms to be published.
+"""The alarm engine with durable state, and an outbox of alarms to be published.
 
-    book.bin            the engine's state, and the alarms of the last turn
-    alarms/NUMBER.json  the alarms of one turn, for the query that publishes them
+    book.bin            the engine's state, and the alarms of the last step
+    alarms/NUMBER.json  the alarms of one step, for the query that publishes them
 
-Replacing `book.bin` commits a turn together with its alarms. The alarm file is written afterwards.
-After a crash in between, the next start writes the same file again. So each alarm is published
-exactly once.
+Replacing `book.bin` commits a step together with its alarms; the alarm file is written afterwards.
+After a crash in between, the next start writes that file again. So each alarm is published exactly
+once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 SHOWN = 200
 
 
-class _Page(msgspec.Struct):
+class _Saved(msgspec.Struct):
     """The contents of `book.bin`."""
 
     turn: int = 0
@@ -38,41 +38,41 @@ class _Page(msgspec.Struct):
     recent: list[Alarm] = []
 
 
-class Book:
-    """An alarm engine with durable state, for several threads."""
+class DurableEngine:
+    """An alarm engine that several threads use; each step is on disk before the next."""
 
     def __init__(self, directory: Path, rules: Rules) -> None:
         self.alarms = directory / "alarms"
         self.alarms.mkdir(parents=True, exist_ok=True)
         self._path = directory / "book.bin"
         self._lock = threading.Lock()
-        page = _Page()
+        saved = _Saved()
         try:
-            page = msgspec.msgpack.decode(self._path.read_bytes(), type=_Page)
+            saved = msgspec.msgpack.decode(self._path.read_bytes(), type=_Saved)
         except FileNotFoundError:
             pass
         except msgspec.MsgspecError:
             raise UsageError(
                 f"{self._path} is damaged; remove it to begin without the alarms that are open"
             ) from None
-        self.engine = AlarmEngine(rules, page.memory)
+        self.engine = AlarmEngine(rules, saved.memory)
         #: The newest alarms, raised and cleared, oldest first.
-        self.recent: deque[Alarm] = deque(page.recent, SHOWN)
+        self.recent: deque[Alarm] = deque(saved.recent, SHOWN)
         #: Alarms of this process that the command has not printed yet.
         self.unshown: deque[Alarm] = deque(maxlen=SHOWN)
-        self._turn = page.turn
-        self._write_alarms(page.alarms)
+        self._steps = saved.turn
+        self._write_alarms(saved.alarms)
 
-    def turn(self, step: Callable[[AlarmEngine], list[Alarm]]) -> list[Alarm]:
+    def apply(self, step: Callable[[AlarmEngine], list[Alarm]]) -> list[Alarm]:
         """Perform a step of the engine; its state and alarms are on disk afterwards."""
         with self._lock:
             alarms = step(self.engine)
-            self._turn += 1
+            self._steps += 1
             self.recent.extend(alarms)
             self.unshown.extend(alarms)
-            page = _Page(self._turn, self.engine.state, alarms, list(self.recent))
+            saved = _Saved(self._steps, self.engine.state, alarms, list(self.recent))
             with replacing(self._path) as draft:
-                draft.write_bytes(msgspec.msgpack.encode(page))
+                draft.write_bytes(msgspec.msgpack.encode(saved))
             self._write_alarms(alarms)
             return alarms
 
@@ -83,5 +83,5 @@ class Book:
 
     def _write_alarms(self, alarms: list[Alarm]) -> None:
         if alarms:
-            with replacing(self.alarms / f"{self._turn:012d}.json") as draft:
+            with replacing(self.alarms / f"{self._steps:012d}.json") as draft:
                 draft.write_bytes(b"\n".join(map(msgspec.json.encode, alarms)))

@@ -1,4 +1,4 @@
-"""Figures as people read them: three digits that count, and a dash where there is nothing."""
+"""Formats numbers for the report: at least three digits, and a dash for None."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ NOTHING = "–"
 
 
 def amount(value: float | None) -> str:
-    """A number with at least three digits that count."""
+    """Format a number with at least three significant digits."""
     if value is None:
         return NOTHING
     size = abs(value)
@@ -16,7 +16,7 @@ def amount(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share; 100 % and 0 % are said only where they are exact."""
+    """Format a share; 100 % and 0 % only if they are exact."""
     if share is None:
         return NOTHING
     if share in (0.0, 1.0):
@@ -25,5 +25,5 @@ def percent(share: float | None) -> str:
 
 
 def times(factor: float | None) -> str:
-    """A factor."""
+    """Format a factor."""
     return NOTHING if factor is None else f"× {amount(factor)}"
