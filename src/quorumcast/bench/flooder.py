@@ -141,12 +141,18 @@ class FloodLink:
 
     def write(self) -> None:
         """Send as much as the socket takes."""
-        try:
+        with self._unless_broken():
             if not self._unsent and self._session is not None and self._messages is not None:
                 frame = self._session.seal([next(self._messages) for _ in range(PACKET_MESSAGES)])
                 self._unsent = len(frame).to_bytes(4, "big") + frame
             if self.socket is not None:
                 self._unsent = self._unsent[self.socket.send(self._unsent) :]
+
+    @contextlib.contextmanager
+    def _unless_broken(self) -> Iterator[None]:
+        """Close the link if it is broken; a full or empty socket is fine."""
+        try:
+            yield
         except BlockingIOError:
             pass
         except OSError:
@@ -154,13 +160,9 @@ class FloodLink:
 
     def read(self) -> None:
         """Read and discard."""
-        try:
+        with self._unless_broken():
             if self.socket is not None and not self.socket.recv(READ_BYTES):
                 self.close()
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.close()
 
     def close(self) -> None:
         """Close the link; `maybe_reconnect` opens it again after a pause."""

@@ -136,9 +136,8 @@ def run_floods(
     plan: BenchPlan, progress: Progress = lambda stage: None, run: Run = run_flooded
 ) -> list[FloodRow]:
     """Every kind of flood, or the one that the plan names."""
-    kinds = [plan.flood] if plan.flood else list(KINDS)
     rows: list[FloodRow] = []
-    for kind in kinds:
+    for kind in [plan.flood] if plan.flood else KINDS:
         if kind not in KINDS:
             raise UsageError(f"there is no flood {kind!r}; choose one of {', '.join(KINDS)}")
         policy = "total" if kind in ORDERED else plan.policy

@@ -189,12 +189,10 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def workers(self) -> list[tuple[str, int]]:
         """Role and index of every client process; the extra client and flooders come last."""
-        found = [("publisher", index) for index in range(self.publishers)]
-        found += [("subscriber", index) for index in range(self.subscribers)]
-        if self.extra_client_role == Role.PUBLISHER.value:
-            found.append(("publisher", self.publishers))
-        elif self.extra_client_role == Role.SUBSCRIBER.value:
-            found.append(("subscriber", self.subscribers))
+        counts = {"publisher": self.publishers, "subscriber": self.subscribers}
+        found = [(role, index) for role, count in counts.items() for index in range(count)]
+        if self.extra_client_role in counts:
+            found.append((self.extra_client_role, counts[self.extra_client_role]))
         return found + [("flooder", index) for index in range(self.flooders)]
 
     def name_of(self, role: str, index: int) -> str:

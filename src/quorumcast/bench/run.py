@@ -271,11 +271,7 @@ class Bench:
         return merge_suspicions([*(result.suspicions for result in results), *statuses])
 
     def _report(
-        self,
-        warm: Sample,
-        stop: Sample,
-        results: list[WorkerResult],
-        suspicions: Suspicions,
+        self, warm: Sample, stop: Sample, results: list[WorkerResult], suspicions: Suspicions
     ) -> BenchReport:
         plan, published = self.plan, self._counters.total_posted()
         subscribers = [result for result in results if result.role == "subscriber"]

@@ -110,8 +110,8 @@ class Soak:
         #: Notified of deliveries once `_ending` is set.
         self._delivery = asyncio.Condition()
         self.harms = dict.fromkeys(HARMS, 0)
-        self.published: dict[str, int] = dict.fromkeys(PUBLISHERS, 0)
-        self.acknowledged: dict[str, int] = dict.fromkeys(PUBLISHERS, 0)
+        self.published = dict.fromkeys(PUBLISHERS, 0)
+        self.acknowledged = dict.fromkeys(PUBLISHERS, 0)
         #: What each subscriber got, in order: publisher and number.
         self.seen: dict[str, list[tuple[str, int]]] = {name: [] for name in SUBSCRIBERS}
         self._delivered_at = time.monotonic()

@@ -200,11 +200,9 @@ class Worker:
 
     async def prepare(self, node: Node) -> None:
         """Work before START."""
-        raise NotImplementedError
 
     async def measure(self) -> None:
         """Work from START to STOP."""
-        raise NotImplementedError
 
     async def finish(self) -> None:
         """Work after END."""
@@ -305,9 +303,6 @@ class SubscriberWorker(Worker):
         for subscription in subscriptions:
             await subscription.wait_joined(CONNECT_TIMEOUT_S)
         self._tasks = [asyncio.create_task(self._listen(s)) for s in subscriptions]
-
-    async def measure(self) -> None:
-        """The tasks that `prepare` started do the work."""
 
     async def finish(self) -> None:
         """Add up the counts of all lanes."""

@@ -29,21 +29,16 @@ FORMAT = 1
 BY_TOPIC, BY_CONTENT = "topics", "content"
 
 TOPIC_COLUMNS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("node", pa.string()),
-        ("events", pa.int64()),
-        ("subscribers", pa.int64()),
-    ]
+    [("topic", "string"), ("node", "string"), ("events", "int64"), ("subscribers", "int64")]
 )
-SUBSCRIPTION_COLUMNS = pa.schema([("topic", pa.string()), ("node", pa.string())])
+SUBSCRIPTION_COLUMNS = pa.schema([("topic", "string"), ("node", "string")])
 EVENT_COLUMNS = pa.schema(
     [
-        ("at_ms", pa.int64()),
-        ("id", pa.int64()),
-        ("node", pa.string()),
-        ("topic", pa.string()),
-        ("size", pa.int32()),
+        ("at_ms", "int64"),
+        ("id", "int64"),
+        ("node", "string"),
+        ("topic", "string"),
+        ("size", "int32"),
     ]
 )
 #: Rows read at a time.

@@ -334,20 +334,11 @@ class AlarmEngine:
 def _alarms(conditions: Iterable[Condition], time: float, state: str) -> list[Alarm]:
     """Return the alarms of conditions; those of quiet rules have none."""
     return [
-        Alarm(
-            time,
-            f"{condition.rule}/{condition.host}/{condition.item}/{condition.since:.0f}",
-            state,
-            condition.rule,
-            condition.severity,
-            condition.host,
-            condition.item,
-            condition.value,
-            condition.text,
-        )
-        for condition in conditions
-        if not condition.quiet
-    ]
+        Alarm(time, f"{c.rule}/{c.host}/{c.item}/{c.since:.0f}", state,
+              c.rule, c.severity, c.host, c.item, c.value, c.text)
+        for c in conditions
+        if not c.quiet
+    ]  # fmt: skip
 
 
 #: Aggregates that are 0 without data.

@@ -17,6 +17,7 @@ The rest of a file that is compressed before it was read to its end is lost.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
 import stat
@@ -104,7 +105,9 @@ class LogFile:
         file, position = self._opened()
         size = os.fstat(file.fileno()).st_size
         if size < position.offset or (size > position.offset and not _begins(file, position)):
-            self._truncated()
+            # It was truncated; a copy may hold the rest.
+            self.close()
+            self._open()
             file, position = self._opened()
         file.seek(position.offset)
         chunk = file.read(CHUNK_BYTES)
@@ -159,12 +162,7 @@ class LogFile:
 
     def _is_renamed(self) -> bool:
         """Whether another file has the name of the open one."""
-        _, position = self._opened()
-        try:
-            there = self.path.stat()
-        except OSError:
-            return False
-        return (there.st_dev, there.st_ino) != (position.device, position.inode)
+        return _is(self.path, self._opened()[1]) is False
 
     def _open(self) -> None:
         """Open the file of the position, or the newest file."""
@@ -198,11 +196,6 @@ class LogFile:
         else:
             self._position = LogPosition(about.st_dev, about.st_ino, 0, "", turn)
 
-    def _truncated(self) -> None:
-        """Reopen after a truncation: a copy may hold the rest."""
-        self.close()
-        self._open()
-
     def _advance(self) -> None:
         """Open the next newer file; its name is looked up again, because rotation changes names."""
         _, position = self._opened()
@@ -223,7 +216,7 @@ class LogFile:
     def _older(self) -> list[Path]:
         """Return the rotated files, the oldest first."""
         found: list[tuple[int, Path]] = []
-        for path in self.path.parent.glob(f"{_literally(self.path.name)}?*"):
+        for path in self.path.parent.glob(f"{glob.escape(self.path.name)}?*"):
             if path.suffix in _COMPRESSED:
                 continue
             with contextlib.suppress(OSError):  # removed meanwhile
@@ -251,15 +244,12 @@ def _readable(path: Path) -> bool:
     return True
 
 
-def _literally(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
-
-
-def _is(path: Path, position: LogPosition) -> bool:
+def _is(path: Path, position: LogPosition) -> bool | None:
+    """Return whether a path is the file of a position; None if there is no such path."""
     try:
         about = path.stat()
     except OSError:
-        return False
+        return None
     return (about.st_dev, about.st_ino) == (position.device, position.inode)
 
 

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812  (as everybody calls them)
 from quorumcast.core.errors import UsageError
 from quorumcast.monitoring import clean
 from quorumcast.monitoring.durable_engine import DurableEngine
-from quorumcast.monitoring.engine import Bucket
+from quorumcast.monitoring.engine import Alarm, Bucket
 from quorumcast.monitoring.rules import Rules
 from quorumcast.monitoring.signals import buckets, signals
 from quorumcast.monitoring.store import ObservationStore
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 #: Turns alarms into the writer that publishes them.
 Sink = Callable[[DataFrame], "DataStreamWriter"]
 
-ALARM_FILES = (
-    "time double, id string, state string, rule string, severity string, host string, "
-    "item string, value double, text string"
+ALARM_FILES = ", ".join(
+    f"{name} {'double' if name in ('time', 'value') else 'string'}"
+    for name in Alarm.__struct_fields__
 )
 #: Files per micro-batch of the later queries. It bounds the memory of the driver after a backlog.
 MAX_FILES = 4

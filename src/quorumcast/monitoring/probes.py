@@ -200,13 +200,10 @@ class HostProbe:
         settings = self._settings
         if settings.state is None or not settings.files:
             return []
-        positions, paths = (
-            LogPositions(settings.state),
-            [path.absolute() for path in settings.files],
-        )
+        positions = LogPositions(settings.state)
         return [
             (LogFile(path, positions.get(path), from_start=settings.from_start), positions)
-            for path in paths
+            for path in (path.absolute() for path in settings.files)
         ]
 
     async def _follow(
@@ -219,7 +216,9 @@ class HostProbe:
                 now = datetime.now(UTC)
                 lines = [line_of_file(str(path), origin, raw, now) for origin, raw in found]
                 if file.trouble not in ("", trouble):
-                    lines.append(self._error_line(path, file.trouble, now))
+                    origin = f"{self._instance}@{now.isoformat()}"
+                    text = f"{path} cannot be read: {file.trouble}"
+                    lines.append(LogLine(now, str(path), origin, WARNING, text))
                 trouble = file.trouble
                 await self._publish(lines, logs, "logs")
                 if file.position is not None and file.position != kept:
@@ -229,11 +228,6 @@ class HostProbe:
                     await self._pause(POLL_S)
         finally:
             file.close()
-
-    def _error_line(self, path: Path, trouble: str, now: datetime) -> LogLine:
-        """Return a line that reports an unreadable file."""
-        origin = f"{self._instance}@{now.isoformat()}"
-        return LogLine(now, str(path), origin, WARNING, f"{path} cannot be read: {trouble}")
 
     async def _receive_syslog(self, logs: tuple[Publisher, Publisher]) -> None:
         try:

@@ -20,13 +20,7 @@ from pathlib import Path
 
 from quorumcast.core.errors import UsageError, shortened
 from quorumcast.core.limits import LAST_PORT
-from quorumcast.monitoring.lines import (
-    MAX_LINE_BYTES,
-    NOTICE,
-    LogLine,
-    decoded,
-    read_time,
-)
+from quorumcast.monitoring.lines import MAX_LINE_BYTES, NOTICE, LogLine, decoded, read_time
 
 MAX_CONNECTIONS = 64
 #: A connection that is idle for this time is closed.

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from typing import TypeVar
+from collections.abc import MutableMapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -87,6 +88,13 @@ def remember(memory: OrderedDict[_K, _V], key: _K, value: _V) -> None:
     memory[key] = value
     if len(memory) > MAX_REMEMBERED:
         memory.popitem(last=False)
+
+
+def forget(peer: NodeId, *memories: MutableMapping[tuple[NodeId, Any], Any]) -> None:
+    """Delete everything about a peer: its session is new, or packets were lost."""
+    for memory in memories:
+        for key in [key for key in memory if key[0] == peer]:
+            del memory[key]
 
 
 #: Reasons of LINK rows: a session ended, or packets were lost.

@@ -14,7 +14,7 @@ import msgspec
 from quorumcast.broadcast.messages import Ack
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.ordering.messages import Propose
-from quorumcast.watch.observation import Kind, Notes, remember
+from quorumcast.watch.observation import Kind, Notes, forget, remember
 
 #: Reason: the leader proposed an empty batch without need.
 HOLLOW = "hollow"
@@ -44,9 +44,7 @@ class Sequences:
 
     def forget(self, peer: NodeId) -> None:
         """Start again after a new session or a loss."""
-        for memory in (self._acks, self._proposals):
-            for key in [key for key in memory if key[0] == peer]:
-                del memory[key]
+        forget(peer, self._acks, self._proposals)
 
     def on_ack(self, now: Millis, peer: NodeId, ack: Ack) -> None:
         """A broker acknowledges numbers of a stream."""

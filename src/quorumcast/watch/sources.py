@@ -15,7 +15,7 @@ import msgspec
 from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.watch.observation import Kind, Notes
+from quorumcast.watch.observation import Kind, Notes, forget
 from quorumcast.watch.turnout import BUCKETS, OVERDUE_MS, LinkHistory
 
 #: Unanswered requests that are remembered per broker and channel.
@@ -44,9 +44,7 @@ class Sources:
 
     def on_new_session(self, peer: NodeId) -> None:
         """Forget the requests of the previous session."""
-        for memory in (self._promises, self._requests):
-            for key in [key for key in memory if key[0] == peer]:
-                del memory[key]
+        forget(peer, self._promises, self._requests)
 
     def on_subscribe(self, now: Millis, peer: NodeId, channel: Channel, *, bodies: bool) -> None:
         """This node asks a broker for votes, with contents or without."""

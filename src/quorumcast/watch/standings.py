@@ -17,7 +17,7 @@ from quorumcast.ordering.consensus import value_of
 from quorumcast.ordering.messages import LogPart, Standing, StateHead, Stop
 from quorumcast.ordering.state import root_of
 from quorumcast.watch.claims import FAR_AHEAD
-from quorumcast.watch.observation import Kind, Notes, tally_at
+from quorumcast.watch.observation import Kind, Notes, forget, tally_at
 from quorumcast.watch.run_votes import outvoted
 from quorumcast.watch.turnout import LinkHistory
 
@@ -35,25 +35,23 @@ class Standings:
         self._links = links
         self._notes = notes
         #: The first Standing since the last loss: its time, and its highest known instance.
-        self._known: dict[tuple[Protection, NodeId], tuple[int, int]] = {}
-        self._last: dict[tuple[Protection, NodeId], Standing] = {}
+        self._known: dict[tuple[NodeId, Protection], tuple[int, int]] = {}
+        self._last: dict[tuple[NodeId, Protection], Standing] = {}
 
     def of(self, log: Protection, member: NodeId) -> Standing | None:
         """Return a member's last Standing."""
-        return self._last.get((log, member))
+        return self._last.get((member, log))
 
     def on_new_session(self, peer: NodeId) -> None:
         """Forget a peer's reports: it may have restarted."""
-        for memory in (self._last, self._known):
-            for key in [key for key in memory if key[1] == peer]:
-                del memory[key]
+        forget(peer, self._last, self._known)
 
     def known(self, log: Protection, member: NodeId) -> int | None:
         """Return the highest instance that a member had heard of when our view became complete.
 
         Every later message of the member has arrived. None until it has reported since a loss.
         """
-        since, heard = self._known.get((log, member), (-1, 0))
+        since, heard = self._known.get((member, log), (-1, 0))
         clear = self._links.clear_since.get(member)
         return None if clear is None or since <= clear else heard
 
@@ -61,45 +59,46 @@ class Standings:
         """A member reports its progress."""
         log = standing.log
         stream = log_stream(log)
-        others = [s for (of, member), s in self._last.items() if of is log and member != sender]
-        before = self._last.get((log, sender))
-        self._last[log, sender] = standing
+        others = list(self._others(log, sender).values())
+        before = self._last.get((sender, log))
+        self._last[sender, log] = standing
         if self.known(log, sender) is None:
-            self._known[log, sender] = (now, standing.heard)
+            self._known[sender, log] = (now, standing.heard)
+
+        def note(kind: Kind, reason: str, number: int = 0) -> None:
+            self._notes.add(now, kind, sender, reason, "Standing", stream, number)
+
         if before is not None and standing.decided < before.decided:
-            self._notes.add(
-                now, Kind.BACKWARDS, sender, "decided", "Standing", stream, standing.decided
-            )
+            note(Kind.BACKWARDS, "decided", standing.decided)
         if before is not None and standing.fresh and not before.fresh:
             # A member recovers at most once in a session.
-            self._notes.add(now, Kind.BACKWARDS, sender, "fresh", "Standing", stream)
+            note(Kind.BACKWARDS, "fresh")
         begun = before is not None and before.synced and before.regency == standing.regency
         if begun and not standing.synced:
             # A member that has begun a regency stays in it until a later one.
-            self._notes.add(now, Kind.BACKWARDS, sender, "synced", "Standing", stream)
+            note(Kind.BACKWARDS, "synced")
         if len(others) < self._one_correct:
             return
         if standing.decided > FAR_AHEAD + max(s.decided for s in others):
-            self._notes.add(now, Kind.BOASTS, sender, "ahead", "Standing", stream, standing.decided)
+            note(Kind.BOASTS, "ahead", standing.decided)
         # Up to f of the others may lie as well, and no regency begins without n-f members.
         if standing.regency > FAR_AHEAD + sorted(s.regency for s in others)[-self._one_correct]:
-            self._notes.add(
-                now, Kind.BOASTS, sender, "regency", "Standing", stream, standing.regency
-            )
+            note(Kind.BOASTS, "regency", standing.regency)
         same = [s for s in others if s.checkpoint == standing.checkpoint and s.root]
         differ = all(s.root != standing.root for s in same)
         if standing.root and len(same) >= self._one_correct and differ:
-            self._notes.add(
-                now, Kind.CONTRADICTS, sender, "others", "Standing", stream, standing.checkpoint
-            )
+            note(Kind.CONTRADICTS, "others", standing.checkpoint)
+
+    def _others(self, log: Protection, sender: NodeId) -> dict[NodeId, Standing]:
+        """Return the last Standing of the other members of a log."""
+        return {m: s for (m, of), s in self._last.items() if of is log and m != sender}
 
     def on_state_head(self, sender: NodeId, head: StateHead, now: Millis) -> None:
         """A member begins a state transfer with the digests of a checkpoint's chunks."""
         at, root = head.checkpoint, root_of(head.chunks)
-        others = {member: s for (of, member), s in self._last.items() if of is head.log}
-        own = others.pop(sender, None)
-        decided = [s.decided for s in others.values()]
-        roots = [s.root for s in others.values() if s.root and s.checkpoint == at]
+        own, others = self.of(head.log, sender), self._others(head.log, sender).values()
+        decided = [s.decided for s in others]
+        roots = [s.root for s in others if s.root and s.checkpoint == at]
         if own is not None and own.root and own.checkpoint == at and own.root != root:
             kind, reason = Kind.CONTRADICTS, "itself"
         elif len(roots) >= self._one_correct and root not in roots:
@@ -112,11 +111,7 @@ class Standings:
 
     def on_stop(self, sender: NodeId, stop: Stop, now: Millis) -> None:
         """A member asks for a view change."""
-        others = [
-            s.regency
-            for (of, member), s in self._last.items()
-            if of is stop.log and member != sender
-        ]
+        others = [standing.regency for standing in self._others(stop.log, sender).values()]
         if len(others) >= self._one_correct and stop.regency > FAR_AHEAD + max(others):
             self._notes.add(
                 now, Kind.BOASTS, sender, "regency", "Stop", log_stream(stop.log), stop.regency

@@ -18,7 +18,7 @@ import msgspec
 
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.ordering.leader_change import MAX_LEADER_TIMEOUT_MS
-from quorumcast.watch.observation import Kind, Notes, remember
+from quorumcast.watch.observation import Kind, Notes, forget, remember
 
 #: A message is missing after this time. It is the longest leader timeout of a correct broker, and
 #: twelve round trips between continents: a distant node omits nothing.
@@ -105,8 +105,8 @@ class _Moment(msgspec.Struct):
     number: int = 0
 
 
-class Turnout:
-    """One kind of message that every member must send about each place."""
+class _Expected:
+    """One kind of message that these members must send."""
 
     def __init__(
         self, message: str, members: tuple[NodeId, ...], links: LinkHistory, notes: Notes
@@ -115,6 +115,19 @@ class Turnout:
         self._members = members
         self._links = links
         self._notes = notes
+
+    def _note_arrival(self, now: Millis, member: NodeId, stream: Stream, late_ms: int) -> None:
+        bucket = bucket_of(late_ms)
+        self._notes.add(now, Kind.CAME, member, "", self._message, stream, bucket=bucket)
+
+
+class Turnout(_Expected):
+    """One kind of message that every member must send about each place."""
+
+    def __init__(
+        self, message: str, members: tuple[NodeId, ...], links: LinkHistory, notes: Notes
+    ) -> None:
+        super().__init__(message, members, links, notes)
         self._moments: OrderedDict[Place, _Moment] = OrderedDict()
         #: Members that have spoken of a place before a quorum has.
         self._early: OrderedDict[Place, dict[NodeId, None]] = OrderedDict()
@@ -141,11 +154,6 @@ class Turnout:
                 self._note_arrival(now, member, place[0], now - moment.since)
         elif place not in self._over:
             remember(self._early, place, {**self._early.get(place, {}), member: None})
-
-    def _note_arrival(self, now: Millis, member: NodeId, stream: Stream, late_ms: int) -> None:
-        self._notes.add(
-            now, Kind.CAME, member, message=self._message, stream=stream, bucket=bucket_of(late_ms)
-        )
 
     def sweep(self, now: Millis) -> None:
         """Note the messages that have not come in time."""
@@ -203,7 +211,7 @@ class PublisherTurnout(Turnout):
         return self._links.loss_reason(member, since)
 
 
-class CumulativeTurnout:
+class CumulativeTurnout(_Expected):
     """One kind of message in which every broker says how far it is on a stream.
 
     Only one number per APART_MS is checked. Until a broker has answered our Subscribe in this
@@ -216,10 +224,7 @@ class CumulativeTurnout:
     def __init__(
         self, message: str, members: tuple[NodeId, ...], links: LinkHistory, notes: Notes
     ) -> None:
-        self._message = message
-        self._members = members
-        self._links = links
-        self._notes = notes
+        super().__init__(message, members, links, notes)
         #: Numbers that a quorum has reached; the oldest comes first.
         self._moments: dict[Stream, deque[_Moment]] = {}
         #: The highest number of each member.
@@ -237,10 +242,7 @@ class CumulativeTurnout:
 
     def on_new_session(self, peer: NodeId) -> None:
         """A new session begins; the broker must answer again."""
-        for key in [key for key in self._reporting if key[0] == peer]:
-            del self._reporting[key]
-        for cancelled in [key for key in self._cancelled if key[0] == peer]:
-            del self._cancelled[cancelled]
+        forget(peer, self._reporting, self._cancelled)
 
     def on_unsubscribe(self, peer: NodeId, channel: Channel) -> None:
         """This node no longer wants the messages of a channel."""
@@ -316,16 +318,9 @@ class CumulativeTurnout:
                     else:
                         self._note_missing(now, member, stream, number, since)
 
-    def _note_arrival(self, now: Millis, member: NodeId, stream: Stream, late_ms: int) -> None:
-        self._notes.add(
-            now, Kind.CAME, member, message=self._message, stream=stream, bucket=bucket_of(late_ms)
-        )
-
     def _note_missing(
         self, now: Millis, member: NodeId, stream: Stream, number: int, since: int
     ) -> None:
         reporting = any((member, channel) in self._reporting for channel in (None, stream.channel))
         if reporting and self._links.is_complete(member, since):
-            self._notes.add(
-                now, Kind.MISSING, member, message=self._message, stream=stream, number=number
-            )
+            self._notes.add(now, Kind.MISSING, member, "", self._message, stream, number)

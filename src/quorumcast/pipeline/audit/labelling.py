@@ -11,12 +11,7 @@ from quorumcast.cell import CELL_SYSTEM
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.audit.tables import ddl
 from quorumcast.sim.systems import AuditTables, find
-from quorumcast.watch.observation import (
-    CELL_COLUMNS,
-    COLUMNS,
-    DOCUMENT_COLUMNS,
-    LABEL_COLUMNS,
-)
+from quorumcast.watch.observation import CELL_COLUMNS, COLUMNS, DOCUMENT_COLUMNS, LABEL_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quorumcast.watch.observation import (
-    CELL_COLUMNS,
-    COLUMNS,
-    DOCUMENT_COLUMNS,
-    LABEL_COLUMNS,
-)
+from quorumcast.watch.observation import CELL_COLUMNS, COLUMNS, DOCUMENT_COLUMNS, LABEL_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,14 +11,7 @@ import msgspec
 
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.pipeline.evaluation import cells
-from quorumcast.pipeline.evaluation.figures import (
-    DELIVERY,
-    LATENCY,
-    NOBODY,
-    SECOND,
-    TRAFFIC,
-    sums,
-)
+from quorumcast.pipeline.evaluation.figures import DELIVERY, LATENCY, NOBODY, SECOND, TRAFFIC, sums
 from quorumcast.pipeline.evaluation.histogram import ACCURACY, middle, percentile
 from quorumcast.pipeline.evaluation.model import (
     ChannelLine,
@@ -65,10 +58,7 @@ def summarize(traces: Sequence[Trace], found: Sums) -> Evaluation:
     for line in lines:
         line.beside = cells.beside(line)
     return Evaluation(
-        traces=len(traces),
-        rows=sum(trace.rows for trace in traces),
-        accuracy=ACCURACY,
-        lines=lines,
+        traces=len(traces), rows=sum(trace.rows for trace in traces), accuracy=ACCURACY, lines=lines
     )
 
 
@@ -84,10 +74,7 @@ def _order(group: tuple[Scenario, list[Header]]) -> tuple[Any, ...]:
 def scenario_of(header: Header) -> Scenario:
     """Return the scenario of a run."""
     return Scenario(
-        source=header.source,
-        system=header.system,
-        parameters=header.parameters,
-        fault=header.fault,
+        source=header.source, system=header.system, parameters=header.parameters, fault=header.fault
     )
 
 

@@ -143,11 +143,7 @@ class _Bench:
     def __init__(self, spark: SparkSession, cell: LocalCluster, folder: Path) -> None:
         self._spark = spark
         self._folder = folder
-        self._options = {
-            "manifest": str(cell.directory),
-            "identity": "spark",
-            "channel": CHANNEL,
-        }
+        self._options = {"manifest": str(cell.directory), "identity": "spark", "channel": CHANNEL}
         self.table = str(folder / "table")
 
     def verified_rows(self) -> DataFrame:

@@ -44,13 +44,7 @@ from quorumcast.pipeline.streams.options import (
     text,
 )
 from quorumcast.pipeline.streams.staging import StagedBatch, Staging, directory_uri
-from quorumcast.pipeline.streams.writing import (
-    EVENTS,
-    Cut,
-    Written,
-    publish_batch,
-    stage_partition,
-)
+from quorumcast.pipeline.streams.writing import EVENTS, Cut, Written, publish_batch, stage_partition
 
 #: The time at which the micro-batch was decided.
 BATCH_TIME = "batch"
