@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
-from quorumcast.manifest.gate import check_manifest
 from quorumcast.manifest.groups import check_companion, companion_of, make_companion
 from quorumcast.manifest.manifest import ChannelEntry, Group, Manifest
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.validation import check_manifest
 from quorumcast.testing.cells import CellSetup
 
 TOTAL = Policy.named("total")

@@ -14,9 +14,9 @@ from quorumcast.core.limits import MAX_CHAIN, MAX_NAME
 from quorumcast.core.quorum import Quorums
 from quorumcast.crypto.directory import Address
 from quorumcast.crypto.identity import Identity
-from quorumcast.manifest.gate import check_manifest
 from quorumcast.manifest.manifest import BrokerEntry, ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.validation import check_manifest
 
 replace = msgspec.structs.replace
 ALICE, B1, B2 = NodeId("alice"), NodeId("b1"), NodeId("b2")
@@ -153,8 +153,8 @@ UNSOUND: list[tuple[dict[str, Any], str]] = [
     ({"cell": ""}, "a cell has no name; give it one"),
     ({"cell": LONG}, "the cell name 'xxxxxxxxxxxxxxxx'… has 129 characters; 128 are allowed"),
     ({"cell": "a\0b"}, "must start with a letter or digit"),
-    ({"epoch": 0}, "epoch 0 is no epoch; the first one is 1"),
-    ({"epoch": 2**63}, "is no epoch"),
+    ({"epoch": 0}, "epoch 0 is not an epoch; the first one is 1"),
+    ({"epoch": 2**63}, "is not an epoch"),
     ({"f": -1}, "f=-1 makes no sense; say how many"),
     ({"f": 4, "channels": ()}, "f=4 leaves no correct broker among 4; add brokers or lower f"),
     ({"f": 2}, r"'orders' .* needs 7 brokers to tolerate f=2, but the cell has 4; add .* f to 1"),

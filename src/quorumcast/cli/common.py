@@ -15,8 +15,8 @@ import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import LAST_PORT
-from quorumcast.manifest.places import IDENTITY as IDENTITY
-from quorumcast.manifest.places import MANIFEST as MANIFEST
+from quorumcast.manifest.paths import IDENTITY as IDENTITY
+from quorumcast.manifest.paths import MANIFEST as MANIFEST
 
 if TYPE_CHECKING:
     from rich.console import Console

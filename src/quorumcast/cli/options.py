@@ -20,7 +20,7 @@ import typer
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cli.common import Rows, ask_cell, status_urls
 from quorumcast.core.errors import UsageError
-from quorumcast.manifest.places import identity_path, manifest_path
+from quorumcast.manifest.paths import identity_path, manifest_path
 
 if TYPE_CHECKING:
     from quorumcast.client.node import Node

@@ -1,1 +1,1 @@
-"""Who is in the cell, with which keys, on which channels, under which promises."""
+"""The manifest of a cell: members, keys, channels, policies and rights."""

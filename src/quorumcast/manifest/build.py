@@ -1,7 +1,7 @@
-"""Making manifests: a first one from names and addresses, and each next one from the last.
+"""Makes manifests: the first one from names and addresses, and each next epoch from the last.
 
-Nothing here signs or writes; `manifest.files` does. Seeds come from the operating system unless a
-caller gives identities or a source of seeds, as simulations and tests do to be repeatable.
+`manifest.files` signs and writes them. Seeds come from the operating system unless the caller gives
+identities or a source of seeds, as repeatable simulations and tests do.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import msgspec
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.crypto.identity import Identity
-from quorumcast.manifest.gate import check_manifest
 from quorumcast.manifest.manifest import BrokerEntry, ChannelEntry, ClientEntry, Manifest
+from quorumcast.manifest.validation import check_manifest
 
 #: The seed of a node's identity, by its name.
 SeedSource = Callable[[str], bytes]
 
 
 class Keys(Protocol):
-    """Anything that shows a node's public keys: an `Identity`, `PublicKeys`, an entry."""
+    """Anything that has a node's public keys: an `Identity`, `PublicKeys`, an entry."""
 
     @property
     def verify_key(self) -> bytes:
@@ -35,7 +35,7 @@ class Keys(Protocol):
 
 
 def repeatable_seeds(label: str) -> SeedSource:
-    """Seeds that anyone can compute: for simulations and tests, never for a cell that matters."""
+    """Seeds that anybody can compute, for simulations and tests only."""
     return lambda name: hashlib.sha256(f"{label}\0{name}".encode()).digest()
 
 
@@ -68,14 +68,7 @@ def make_cell(
         epoch=epoch,
         f=f,
         brokers=tuple(
-            BrokerEntry(
-                id=NodeId(name),
-                host=host,
-                port=port,
-                verify_key=made[NodeId(name)].verify_key,
-                exchange_key=made[NodeId(name)].exchange_key,
-            )
-            for name, host, port in brokers
+            _broker(NodeId(name), made[NodeId(name)], host, port) for name, host, port in brokers
         ),
         clients=tuple(_client(NodeId(name), made[NodeId(name)]) for name in clients),
         channels=tuple(channels),
@@ -102,27 +95,20 @@ def next_epoch(manifest: Manifest, **changes: Any) -> Manifest:
 
 
 def add_client(manifest: Manifest, node: NodeId, keys: Keys) -> Manifest:
-    """The next epoch, with one client more."""
+    """The next epoch, with one more client."""
     return next_epoch(manifest, clients=(*manifest.clients, _client(node, keys)))
 
 
 def add_broker(
     manifest: Manifest, node: NodeId, keys: Keys, host: str, port: int, *, certificate: str = ""
 ) -> Manifest:
-    """The next epoch, with one broker more, behind those there are."""
-    entry = BrokerEntry(
-        id=node,
-        host=host,
-        port=port,
-        verify_key=keys.verify_key,
-        exchange_key=keys.exchange_key,
-        certificate=certificate,
-    )
+    """The next epoch, with one more broker at the end of the list."""
+    entry = _broker(node, keys, host, port, certificate)
     return next_epoch(manifest, brokers=(*manifest.brokers, entry))
 
 
 def remove_broker(manifest: Manifest, node: NodeId) -> Manifest:
-    """The next epoch, with one broker less."""
+    """The next epoch, without one of its brokers."""
     if manifest.broker(node) is None:
         raise UsageError(
             f"there is no broker {node!r} in cell {manifest.cell!r}; it has "
@@ -135,16 +121,11 @@ def remove_broker(manifest: Manifest, node: NodeId) -> Manifest:
 def rotate(manifest: Manifest, node: NodeId, keys: Keys, *, certificate: str = "") -> Manifest:
     """The next epoch, with new keys for one node.
 
-    A broker's certificate is made with its signing key, so the old one goes with the old key.
+    A broker's certificate is made with its signing key, so a new key needs a new certificate.
     """
     if manifest.broker(node) is not None:
         brokers = tuple(
-            msgspec.structs.replace(
-                broker,
-                verify_key=keys.verify_key,
-                exchange_key=keys.exchange_key,
-                certificate=certificate,
-            )
+            _broker(node, keys, broker.host, broker.port, certificate)
             if broker.id == node
             else broker
             for broker in manifest.brokers
@@ -156,6 +137,10 @@ def rotate(manifest: Manifest, node: NodeId, keys: Keys, *, certificate: str = "
         )
         return next_epoch(manifest, clients=clients)
     raise UsageError(f"{node!r} is not in cell {manifest.cell!r}; add it before rotating its keys")
+
+
+def _broker(node: NodeId, keys: Keys, host: str, port: int, certificate: str = "") -> BrokerEntry:
+    return BrokerEntry(node, host, port, keys.verify_key, keys.exchange_key, certificate)
 
 
 def _client(node: NodeId, keys: Keys) -> ClientEntry:

@@ -1,19 +1,16 @@
-"""Manifests and identities as files: the only place of this room that reads or writes.
+"""Reads and writes manifests and identities as files; no other module of this package does.
 
 A manifest file is JSON that people can read (keys in base64, the signature in hex):
 
     {"manifest": {"cell": …, "epoch": …, …}, "signature": "…"}
 
-The operator signs a canonical encoding of the decoded manifest, so that reformatting the file
-breaks nothing and changing its meaning does. Fields that we do not know are refused: otherwise
-they would be text that nobody signed. An identity file holds a seed, readable by its owner alone;
-it is never overwritten, since a lost seed is a lost node.
+The operator signs a canonical encoding of the decoded manifest, so the file may be reformatted but
+not changed in meaning. Unknown fields are refused, because the signature would not cover them. An
+identity file holds a seed, readable by its owner only; it is never overwritten, since a node is
+lost with its seed. A replaced manifest is kept as `epochs/N.json` beside its successor, because
+statements of its epoch are verified with its keys, brokers and channels.
 
-A manifest that is replaced is kept beside its successor as `epochs/N.json`: what was signed in its
-epoch is verified with its keys, brokers and channels, which may all have changed since.
-
-Whatever is wrong with a file ends in a `UsageError`: one sentence that names the file and says
-what to do.
+Every error is a `UsageError`: one sentence that names the file and says what to do.
 """
 
 from __future__ import annotations
@@ -31,12 +28,12 @@ from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import MAX_NAME
 from quorumcast.core.statements import Signed
 from quorumcast.crypto.identity import SEED_SIZE, Identity, signature_holds
-from quorumcast.manifest.gate import check_manifest
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.validation import check_manifest
 
-#: A signed manifest can be taken for nothing else that the operator's key may sign.
+#: Prefix of the signed bytes, so that no other document of the operator can pass as a manifest.
 _PURPOSE = b"quorumcast manifest 1\0"
-#: The directory beside a manifest in which those of earlier epochs are kept.
+#: The directory beside a manifest for the manifests of earlier epochs.
 EPOCHS = "epochs"
 
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
@@ -58,7 +55,7 @@ class _IdentityFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def sign_manifest(manifest: Manifest, operator: Identity) -> SignedManifest:
-    """The operator's word that this is the cell."""
+    """Sign a manifest with its operator's identity."""
     check_manifest(manifest)
     if operator.verify_key != manifest.operator:
         raise UsageError(
@@ -69,10 +66,7 @@ def sign_manifest(manifest: Manifest, operator: Identity) -> SignedManifest:
 
 
 def write_manifest(path: str | Path, signed: SignedManifest) -> None:
-    """Write a manifest in one step: readers see the old file or the new one, never half of one.
-
-    The one that was there is kept among its cell's epochs.
-    """
+    """Replace a manifest file atomically; the manifest that was there is kept (`epoch_path`)."""
     path = Path(path)
     _keep_epoch(path, signed.manifest)
     text = msgspec.json.format(msgspec.json.encode(signed), indent=2) + b"\n"
@@ -96,7 +90,7 @@ def _keep_epoch(path: Path, following: Manifest) -> None:
         data = path.read_bytes()
         old = msgspec.json.decode(data, type=SignedManifest).manifest
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
-        return  # nothing that could be of use later
+        return  # not a manifest that could be needed later
     if (old.cell, old.operator) != (following.cell, following.operator):
         return
     if old.epoch < following.epoch:
@@ -109,7 +103,7 @@ def _keep_epoch(path: Path, following: Manifest) -> None:
 
 
 def epoch_path(path: Path, epoch: int) -> Path:
-    """Where the manifest of an earlier epoch is kept."""
+    """The file of the manifest of an earlier epoch."""
     return path.parent / EPOCHS / f"{epoch}.json"
 
 
@@ -144,8 +138,8 @@ def parse_manifest(
 ) -> Manifest:
     """A checked manifest of an epoch above `newer_than`.
 
-    `operator` is the key that a node knows from before; without it the node trusts the file about
-    who the operator is, as it must the first time.
+    `operator` is the key that a node knows already; without it the node trusts the file to name
+    its operator, as it must the first time.
     """
     try:
         signed = msgspec.json.decode(data, type=SignedManifest)
@@ -180,7 +174,7 @@ def parse_manifest(
 
 
 def manifest_digest(manifest: Manifest) -> bytes:
-    """What stands for a manifest, however its file is formatted."""
+    """The digest of a manifest, independent of the format of its file."""
     return hashlib.sha256(_signed_bytes(manifest)).digest()
 
 
@@ -240,7 +234,7 @@ def read_identity(path: str | Path) -> Identity:
 
 
 def _not_an_identity(path: Path) -> UsageError:
-    # Says nothing of the content: it may be a secret in the wrong place.
+    # Does not quote the content: it may be a secret in the wrong place.
     return UsageError(
         f"{path} is not an identity (JSON with a name and a seed of {SEED_SIZE} bytes in hex); "
         "name the file that 'quorumcast init' made"
@@ -259,37 +253,24 @@ def _write_new(path: Path, data: bytes, *, mode: int) -> None:
 
 
 def _cannot_read(kind: str, path: Path, error: OSError) -> UsageError:
-    match error:
-        case FileNotFoundError():
-            return UsageError(
-                f"there is no {kind} at {path}; make one with 'quorumcast init', or name the "
-                "right file"
-            )
-        case IsADirectoryError():
-            return UsageError(f"{path} is a directory; name the {kind} file in it")
-        case PermissionError():
-            return UsageError(
-                f"this user may not read the {kind} {path}; run as its owner, or change its owner"
-            )
-        case _:
-            return UsageError(
-                f"the {kind} {path} cannot be read ({error.strerror}); name another file"
-            )
+    known: dict[type[OSError], str] = {
+        FileNotFoundError: f"there is no {kind} at {path}; make one with 'quorumcast init', or "
+        "name the right file",
+        IsADirectoryError: f"{path} is a directory; name the {kind} file in it",
+        PermissionError: f"this user may not read the {kind} {path}; run as its owner, or change "
+        "its owner",
+    }
+    other = f"the {kind} {path} cannot be read ({error.strerror}); name another file"
+    return UsageError(known.get(type(error), other))
 
 
 def _cannot_write(kind: str, path: Path, error: OSError) -> UsageError:
-    match error:
-        case FileNotFoundError():
-            return UsageError(
-                f"there is no directory {path.parent} for the {kind} {path.name}; make it first"
-            )
-        case IsADirectoryError():
-            return UsageError(f"{path} is a directory; name a file for the {kind}")
-        case PermissionError():
-            return UsageError(
-                f"this user may not write the {kind} {path}; choose a directory that it may write"
-            )
-        case _:
-            return UsageError(
-                f"the {kind} {path} cannot be written ({error.strerror}); name another file"
-            )
+    known: dict[type[OSError], str] = {
+        FileNotFoundError: f"there is no directory {path.parent} for the {kind} {path.name}; make "
+        "it first",
+        IsADirectoryError: f"{path} is a directory; name a file for the {kind}",
+        PermissionError: f"this user may not write the {kind} {path}; choose a directory that it "
+        "may write",
+    }
+    other = f"the {kind} {path} cannot be written ({error.strerror}); name another file"
+    return UsageError(known.get(type(error), other))

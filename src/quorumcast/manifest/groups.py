@@ -1,9 +1,9 @@
-"""Subscriptions that the operator declares for several consumers, and the channel they agree on.
+"""Checks groups: subscriptions that the operator declares for several consumers.
 
-Consumers of `orders` agree on who works on what by writing into its *companion*, the channel
-`orders/subscriptions`. It needs a total order, carries bytes, and whoever may subscribe to `orders`
-may publish and subscribe there. A group whose members lack a right, or whose companion is no such
-channel, would stand still without a word: it is refused here.
+The consumers of `orders` share the work through its *companion*, the channel
+`orders/subscriptions`. It has total order and carries bytes, and every subscriber of `orders` may
+publish and subscribe there. A group whose members lack a right, or whose companion is not such a
+channel, would stop silently, so it is refused here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MAX_MEMBERS_NAMED = 4096
 
 
 def companion_of(channel: str) -> Channel:
-    """The channel on which consumers of a channel agree."""
+    """The name of the companion of a channel."""
     return Channel(channel + SUFFIX)
 
 
 def make_companion(entry: ChannelEntry) -> ChannelEntry:
-    """A companion for a channel: the same promise, for those who may subscribe."""
+    """A companion for a channel: the same policy, with all rights for its subscribers."""
     if not entry.policy.total:
         raise UsageError(
             f"channel {entry.name!r} has no total order, so consumers cannot agree on who works "
@@ -42,7 +42,7 @@ def make_companion(entry: ChannelEntry) -> ChannelEntry:
 
 
 def check_companion(manifest: Manifest, channel: ChannelEntry) -> ChannelEntry:
-    """The companion of a channel, or a sentence that says what it lacks."""
+    """The companion of a channel; raises `UsageError` if it is missing or unsuitable."""
     if not channel.policy.total:
         raise UsageError(
             f"channel {channel.name!r} has no total order, so it has no named subscriptions; "
@@ -64,7 +64,7 @@ def check_companion(manifest: Manifest, channel: ChannelEntry) -> ChannelEntry:
 
 
 def check_group(manifest: Manifest, channel: ChannelEntry, group: Group) -> None:
-    """Refuse a group that could not work."""
+    """Raise `UsageError` for a group that could not work."""
     companion = check_companion(manifest, channel)
     where = f"group {group.name!r} of channel {channel.name!r}"
     if not group.members or len(group.members) > MAX_MEMBERS_NAMED:
@@ -124,7 +124,7 @@ def _check_dead_letter(manifest: Manifest, channel: ChannelEntry, group: Group, 
 
 
 def _members(manifest: Manifest, channel: ChannelEntry, group: Group) -> list[str]:
-    """Everybody who may take part."""
+    """All members of a group, by name."""
     if EVERYONE not in group.members:
         return list(group.members)
     return [c.id for c in manifest.clients if manifest.may_subscribe(c.id, channel.name)]

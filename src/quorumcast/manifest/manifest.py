@@ -1,13 +1,10 @@
-"""The manifest: the one document on which all nodes of a cell agree.
+"""The manifest: the signed document that defines a cell, and its `Directory`.
 
-It names the brokers with their addresses and public keys, the clients with theirs, the channels
-with their policies and rights, f, and the algorithms. The operator signs it (`manifest.files`);
-whoever may change it controls the cell, and nobody else does. It changes only as a whole, from one
-*epoch* to the next, and pairwise keys are bound to the epoch: no two nodes can talk while they hold
-different views of who they are.
-
-A `Manifest` is a plain value. `manifest.gate` says whether a correct node should follow it: every
-other room may rely on what is refused there.
+It lists the brokers with addresses and public keys, the clients with theirs, the channels with
+policies and rights, f, and the algorithms. The operator signs it (`manifest.files`), and controls
+the cell by it. It changes only as a whole, from one *epoch* to the next. Pairwise keys are bound to
+the epoch, so two nodes with different manifests cannot talk. A `Manifest` is a plain value;
+`manifest.validation` checks it.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ EVERYONE = "*"
 
 
 class BrokerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A broker: where it listens and how it is recognised."""
+    """A broker: its address and public keys."""
 
     id: NodeId
     host: str
@@ -54,7 +51,7 @@ class BrokerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClientEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A publisher or subscriber; which of the two, and where, is a matter of the channels."""
+    """A client; the channels say where it may publish or subscribe."""
 
     id: NodeId
     verify_key: bytes
@@ -65,18 +62,18 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A subscription that several consumers share: each publication goes to one of them."""
 
     name: str
-    #: Clients, or EVERYONE who may subscribe. They trust one another.
+    #: Clients, or EVERYONE for all that may subscribe. They trust one another.
     members: tuple[str, ...]
     #: Deliveries before a publication is given up; 0 for no end.
     max_attempts: int = 0
-    #: A member without a sign of life for so long loses what it works on.
+    #: Publications of a member that was silent for so long go to another member.
     ack_timeout_ms: int = 30_000
-    #: Where what is given up goes; "" for nowhere.
+    #: The channel for publications that were given up; "" for none.
     dead_letter: str = ""
 
 
 class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A channel: its promise, who may use it, and the columns of its events."""
+    """A channel: its policy, who may use it, and the columns of its events."""
 
     name: Channel
     policy: Policy
@@ -84,7 +81,7 @@ class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subscribers: tuple[str, ...] = (EVERYONE,)
     #: (column, type name) pairs; none for opaque payloads.
     schema: tuple[tuple[str, str], ...] = ()
-    #: What becomes of publications when the queue of a subscriber that does not say is full.
+    #: What happens when a subscriber's queue is full, unless the subscriber chooses.
     overflow: Overflow = Overflow.WAIT
     #: Subscriptions that consumers share; needs a companion channel (`manifest.groups`).
     groups: tuple[Group, ...] = ()
@@ -95,7 +92,7 @@ class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def arrow_schema(self) -> pa.Schema:
         """The schema of every publication on this channel."""
-        # Brokers never look inside a publication: they start without loading Arrow.
+        # Not at the top: brokers never look inside a publication and start without Arrow.
         from quorumcast.manifest.schema import arrow_schema
 
         return arrow_schema(self.schema)
@@ -138,12 +135,12 @@ class Manifest(
 
     @cached_property
     def broker_ids(self) -> tuple[NodeId, ...]:
-        """The brokers, in the manifest's order, which is the order that all nodes share."""
+        """The brokers in the order of the manifest, which all nodes share."""
         return tuple(broker.id for broker in self.brokers)
 
     @property
     def nodes(self) -> tuple[BrokerEntry | ClientEntry, ...]:
-        """Everyone: brokers first, then clients."""
+        """All nodes: brokers first, then clients."""
         return (*self.brokers, *self.clients)
 
     def broker(self, node: str) -> BrokerEntry | None:
@@ -151,7 +148,7 @@ class Manifest(
         return self._brokers.get(node)
 
     def client(self, node: str) -> ClientEntry | None:
-        """The client of that name, or at that seat."""
+        """The client of that name or seat."""
         return self._clients.get(holder(node))
 
     def channel(self, name: str) -> ChannelEntry | None:
@@ -178,7 +175,7 @@ class Manifest(
 
     @property
     def instance(self) -> str:
-        """What two nodes must agree on before they talk."""
+        """The name of the cell, on which two nodes must agree before they talk."""
         return self.cell
 
     @cached_property
@@ -187,7 +184,7 @@ class Manifest(
         return {node.id: PublicKeys(node.verify_key, node.exchange_key) for node in self.nodes}
 
     def address(self, node: NodeId) -> Address | None:
-        """Where a broker listens; clients cannot be called."""
+        """The address of a broker; clients cannot be called."""
         broker = self.broker(node)
         return None if broker is None else Address(broker.host, broker.port, broker.certificate)
 
@@ -208,7 +205,7 @@ class Manifest(
         return hasher(self.digest)
 
     def keyring(self, identity: Identity) -> Keyring:
-        """The keys of one node towards all others."""
+        """The keys that one node shares with all others."""
         entry = self.broker(identity.name) or self.client(identity.name)
         if entry is None:
             raise UsageError(

@@ -1,11 +1,10 @@
-"""Patterns of channel names: names are paths, and a pattern leaves some of their levels open.
+"""Patterns of channel names, which are paths; a star stands for whole levels.
 
-    plant/*/temp    one level, whatever it is called
-    plant/**        any number of levels, none included: `plant` as well as `plant/1/temp`
+    plant/*/temp    exactly one level
+    plant/**        any number of levels, also none: `plant` as well as `plant/1/temp`
 
-A level is open as a whole or not at all. Matching takes at most one step per pair of levels,
-however many of them are open: the last `**` alone is ever tried again, because whatever an earlier
-one could have taken more of, the last one can take as well.
+Matching takes at most one step per pair of levels: it backtracks to the last `**` only, because
+that one can match all that an earlier `**` could match beyond it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def is_pattern(name: str) -> bool:
 
 
 def check_pattern(pattern: str) -> None:
-    """Refuse what would not mean what it looks like."""
+    """Raise `UsageError` for a pattern with a star inside a level."""
     if len(pattern) > MAX_NAME:
         raise UsageError(
             f"the pattern {pattern[:16]!r}… has {len(pattern)} characters; {MAX_NAME} are allowed"
@@ -42,7 +41,7 @@ def matches(pattern: str, name: str) -> bool:
     """Whether a channel's name fits a pattern."""
     levels, names = pattern.split(_LEVEL), name.split(_LEVEL)
     at = upto = 0
-    #: Where the last `**` is, and up to where it has taken levels.
+    #: The index of the last `**`, and the end of the levels that it matches so far.
     wide, taken = -1, 0
     while upto < len(names):
         if at < len(levels) and levels[at] == ANY:
@@ -60,6 +59,6 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """Those names that fit, in their order."""
+    """The names that match, in their order."""
     check_pattern(pattern)
     return [name for name in names if matches(pattern, name)]

@@ -1,8 +1,7 @@
-"""What a channel promises and how it keeps the promise, as one value that all nodes share.
+"""The policy of a channel: what it promises, and the protocols that keep the promise.
 
-A policy is protection × broadcast × history. Only the combinations of the table are meaningful;
-`check` refuses the others, because a channel that promises less than its name suggests is worse
-than no channel.
+A policy is protection × broadcast × history. `check` refuses all combinations that are not in this
+table, because they would promise less than their name suggests.
 
     name            protection           broadcast      history   accepted at
     direct-crash    crash                direct         –         1 vote
@@ -13,10 +12,10 @@ than no channel.
     total           byzantine            consensus      –         f+1 votes for a position
     total-crash     crash                consensus      –         1 vote for a position
 
-History (Freeman §5) makes the fast broadcasts total: every α publications their digests go through
-Bracha. Bracha itself is total already, and direct channels have no lying publisher to guard
-against, so history with either of them is refused. An adaptive channel moves α between `alpha` and
-`alpha_max`: up while histories repair nothing, down when they do (Freeman §8.1).
+History (Freeman §5) gives the fast broadcasts totality: every α publications their digests go
+through Bracha. Bracha has totality already, and direct channels assume correct publishers, so
+neither takes a history. An adaptive channel moves α between `alpha` and `alpha_max`: up while
+histories repair nothing, down when they do (Freeman §8.1).
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis
 
 _HISTORY = "+history"
-#: How people ask for `journal`: where publications themselves are kept on disk it is called
-#: durable; elsewhere brokers keep no more than their word, and it must not sound like more.
+#: Suffixes for `journal`: "durable" where publications themselves are kept on disk, "journal" where
+#: brokers only keep what they have voted for.
 _DURABLE, _JOURNAL = "+durable", "+journal"
 
 _NAMED: dict[str, tuple[Protection, Broadcast]] = {
@@ -57,16 +56,16 @@ POLICY_NAMES: tuple[str, ...] = tuple(_NAMED)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The promise of one channel."""
+    """The policy of one channel."""
 
     protection: Protection
     broadcast: Broadcast
-    #: Publications between two histories; 0 means that there are none.
+    #: Publications between two histories; 0 for no histories.
     alpha: int = 0
-    #: Where adaptive α ends; 0 means that α stays as it is.
+    #: The upper end of an adaptive α; 0 for a fixed α.
     alpha_max: int = 0
-    #: Whether brokers persist what they vouch for before they vouch. With total order they persist
-    #: the publications as well: what was acknowledged survives the death of every broker.
+    #: Whether brokers persist their votes before they send them. With total order they persist the
+    #: publications as well: what was acknowledged survives a crash of all brokers.
     journal: bool = False
     limits: Limits = Limits()
 
@@ -79,7 +78,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         journal: bool = False,
         limits: Limits = Limits(),  # noqa: B008  (a frozen value)
     ) -> Policy:
-        """The policy of that name; α only matters to those with history."""
+        """The policy of that name; α is used by policies with history only."""
         if name not in _NAMED:
             raise UsageError(
                 f"there is no policy {name!r}; choose one of {', '.join(POLICY_NAMES)}"
@@ -104,7 +103,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @classmethod
     def parse(cls, text: str, alpha: int = 100) -> Policy:
-        """The policy that people write as a name, with `+durable` or `+journal` behind it."""
+        """The policy with this name, which may end in `+durable` or `+journal`."""
         name, journal = text, False
         for suffix, other in ((_DURABLE, _JOURNAL), (_JOURNAL, _DURABLE)):
             if not text.endswith(suffix):
@@ -140,7 +139,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def title(self) -> str:
-        """The name and what is kept on disk, as `parse` reads it."""
+        """The name with its suffix, as `parse` reads it."""
         if not self.journal:
             return self.name
         return f"{self.name}{_DURABLE if self.durable else _JOURNAL}"
@@ -152,7 +151,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def name(self) -> str:
-        """What people call it: one of `POLICY_NAMES`."""
+        """The name without suffix: one of `POLICY_NAMES`."""
         if self.broadcast is Broadcast.DIRECT:
             return "direct-crash" if self.crash_only else "direct"
         if self.total:
@@ -162,7 +161,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def total(self) -> bool:
-        """Whether everybody sees everything in one order."""
+        """Whether all subscribers get all publications in one order."""
         return self.broadcast is Broadcast.CONSENSUS
 
     @property
@@ -187,7 +186,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def crash_only(self) -> bool:
-        """Whether faulty nodes stop, and nobody lies."""
+        """Whether faulty nodes only crash."""
         return self.protection is Protection.CRASH
 
     @property
@@ -197,43 +196,43 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def live(self) -> bool:
-        """Whether what a correct publisher sends arrives although f brokers are faulty (LC1).
+        """Whether publications of a correct publisher arrive despite f faulty brokers (LC1).
 
-        A bare chain loses what one of its brokers withholds; a history repairs that.
+        A chain without history loses what one of its brokers withholds.
         """
         return self.has_history or not self.chained
 
     @property
     def settles(self) -> bool:
-        """Whether brokers settle together what a publisher that may lie has said."""
+        """Whether brokers agree on what a publisher that may lie has published."""
         return self.basis is Basis.SETTLED and not self.trusts_publishers
 
     @property
     def has_totality(self) -> bool:
-        """Whether what one correct subscriber accepts all do, whatever the publisher does (LC2)."""
+        """Whether all correct subscribers accept what one of them accepts (LC2)."""
         return self.settles or self.total
 
     @property
     def needs_store(self) -> bool:
-        """Whether brokers must have a disk to keep the promise."""
+        """Whether brokers need a store to keep the promise."""
         return self.journal
 
     @property
     def adaptive(self) -> bool:
-        """Whether α moves."""
+        """Whether α is adaptive."""
         return self.alpha_max > self.alpha
 
     @property
     def alpha_ceiling(self) -> int:
-        """The largest α that brokers must put up with."""
+        """The largest α that a publisher may use."""
         return max(self.alpha, self.alpha_max)
 
     @property
     def basis(self) -> Basis:
-        """The ground on which brokers may sign: can correct ones differ about a publication?
+        """What a broker's signature on a publication means: whether correct brokers can differ.
 
-        They cannot where Bracha or a history delivered it, nor where publishers are trusted. On a
-        bare fast path a lying publisher can tell correct brokers different things.
+        They cannot where Bracha or a history delivered it, or where publishers are trusted. With a
+        fast broadcast alone, a lying publisher can send different contents to correct brokers.
         """
         settled = (
             self.broadcast in (Broadcast.BRACHA, Broadcast.CONSENSUS)
@@ -243,7 +242,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return Basis.SETTLED if settled else Basis.FORWARDED
 
     def check(self) -> None:
-        """Refuse a combination that promises nothing sensible."""
+        """Raise `UsageError` for a combination that is not in the table, or for unusable limits."""
         self._check_combination()
         self._check_alpha()
         self._check_limits()
@@ -281,7 +280,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"alpha_max={self.alpha_max} is below alpha={self.alpha}; raise it, or set it to 0 "
                 "for an alpha that stays as it is"
             )
-        # With less credit than α a publisher would stop before it owes the history that frees it.
+        # With less credit than α a publisher would stop before the history that settles its
+        # publications is due.
         if self.alpha_ceiling > self.limits.window:
             raise UsageError(
                 f"alpha reaches {self.alpha_ceiling}, but brokers take only {self.limits.window} "
@@ -289,7 +289,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
 
     def _check_limits(self) -> None:
-        """Refuse limits under which publications or receipts would never come."""
+        """Refuse limits under which publications or receipts would never arrive."""
         limits = self.limits
         for name in Limits.__struct_fields__:
             least = 0 if name in ENDLESS else 1
@@ -310,9 +310,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"{MAX_PIPELINE}: brokers answer for every batch in between when a leader changes"
             )
         needs = (
-            # A run is as long as the window, and a vote counts only if all of it is near enough.
+            # A run can be as long as the window, and a vote counts only if all of it is in range.
             ("vote_window", limits.window, "'window' of publications under way"),
-            # Whoever must repeat, compare or fetch what is under way must still hold it.
+            # Brokers retransmit, compare and fetch what is under way, so they must still hold it.
             ("retained_publications", limits.window, "'window' of publications under way"),
             ("retained_publications", 2 * self.alpha_ceiling, "history of 2α publications"),
             # A statement covers its segment from the first number on.

@@ -1,9 +1,8 @@
-"""The columns of a channel as the manifest writes them, and as Arrow wants them.
+"""The column types of a channel: their names in a manifest, and their Arrow types.
 
-A manifest names types in words of its own, from one explicit table: what a file says must not
-change its meaning with a version of Arrow. All of them are flat and of known layout, so that a
-batch of a malicious publisher can be validated in full, and each has a Python type that holds all
-its values (nanoseconds have none, hence no timestamp[ns]).
+The names come from an explicit table, so that no version of Arrow changes the meaning of a
+manifest. All types are flat and of known layout, so that a batch of a malicious publisher can be
+validated in full. Each has a Python type that holds all its values, so there is no timestamp[ns].
 """
 
 from __future__ import annotations

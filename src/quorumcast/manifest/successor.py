@@ -1,27 +1,27 @@
-"""What a running cell can take from one epoch to the next, and what its streams stand on.
+"""Checks whether a running cell can go from one epoch to another.
 
-Brokers ask before they take an epoch, and the operator's commands before they sign one. Everything
-here is about what nodes remember across the change: streams that are open, publications that are
-retained, and the state of a log, which brokers compare byte for byte.
+Brokers check before they adopt an epoch, and the operator's commands before they sign one. Nodes
+keep state across the change: open streams, retained publications, and the state of a log, which
+brokers compare byte for byte.
 
-    may change     clients, keys, rights, addresses, new channels, columns behind those there are,
-                   groups of consumers, limits that concern one node alone (`LIVE_LIMITS`); and
-                   *one* of: a broker more, a broker less, f by one
+    may change     clients, keys, rights, addresses, new channels, new columns at the end, groups
+                   of consumers, limits that concern one node alone (`LIVE_LIMITS`); and *one* of:
+                   one more broker, one less, f by one
     may not        the cell's name, digest, MAC; of a channel its policy, its columns and the other
                    limits; of a log whether it is durable, how far it runs ahead and how often it
                    makes checkpoints
 
 One step at a time, because quorums of two neighbouring epochs then share a correct broker. With
 q(n, f) = ⌊(n+f)/2⌋+1, two quorums of n and n+1 brokers have q(n, f) + q(n+1, f) - (n+1) = f+1 in
-common, and two of n brokers with f and f+1 have q(n, f) + q(n, f+1) - n = f+2. Chains need more: of
-their 3f+1 brokers none may go (ADR 0017).
+common, and two of n brokers with f and f+1 have q(n, f) + q(n, f+1) - n = f+2. Chains need more:
+none of their 3f+1 brokers may be removed (ADR 0017).
 
-A log decides which epoch follows, so one that was signed and never decided may be left out, as long
-as there is one step from the present one to the next. Without a log epochs may be left out while
-brokers and f stay.
+A log decides which epoch follows, so an epoch that was signed and never decided may be skipped, as
+long as the next one is one step from the present one. Without a log epochs may be skipped while
+brokers and f stay the same.
 
-A channel with total order cannot go either: its publications lie in the log between those of the
-others, and whoever executes the log again must still know what they were.
+A channel with total order cannot be deleted: its publications are in the log among those of other
+channels, and a broker that executes the log again must still know the channel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quorumcast.core.limits import Limits
 from quorumcast.core.quorum import Protection
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
-#: Limits that each node keeps to by itself. Two nodes with different ones understand each other.
+#: Limits that each node applies by itself, so that two nodes may have different ones.
 LIVE_LIMITS: tuple[str, ...] = (
     "retained_publications",
     "retained_bytes",
@@ -53,7 +53,7 @@ _STATE_LIMITS = ("retained_publications",)
 
 
 def check_successor(present: Manifest, following: Manifest) -> None:
-    """Refuse an epoch that a running cell cannot take."""
+    """Raise `UsageError` for an epoch that a running cell cannot adopt."""
     epoch = following.epoch
     if following.cell != present.cell:
         raise UsageError(f"the manifest is now of another cell, {following.cell!r}")
@@ -104,7 +104,7 @@ def _check_members(present: Manifest, following: Manifest) -> None:
 
 
 def _check_chains(present: Manifest, following: Manifest) -> None:
-    """Two chains, of whichever epochs, must share f+1 of one and the same pool."""
+    """Refuse a change of the pool: any two chains must share f+1 brokers of the same pool."""
     pools = [m.broker_ids[: m.quorums.chain_pool] for m in (present, following)]
     if pools[0] == pools[1]:
         return
@@ -142,7 +142,7 @@ def _check_policy(channel: ChannelEntry, later: ChannelEntry, epoch: int) -> Non
 
 
 def check_limits(channel: ChannelEntry, limits: Limits) -> None:
-    """Refuse limits that a channel in use cannot take, whether or not they fit one another."""
+    """Refuse limits that a channel in use cannot change to; consistency is not checked here."""
     allowed = live_limits(channel)
     for field in msgspec.structs.fields(Limits):
         changed = getattr(channel.policy.limits, field.name) != getattr(limits, field.name)
@@ -170,7 +170,7 @@ def _check_schema(channel: ChannelEntry, later: ChannelEntry) -> None:
 
 
 def _check_log(log: Protection, present: Manifest, following: Manifest) -> None:
-    """All channels of a log share its terms, which were settled when its first one was made."""
+    """Refuse a change of what all channels of a log share since its first one was made."""
     old, new = _terms(log, present), _terms(log, following)
     if old is None or new is None or old == new:
         return

@@ -18,7 +18,7 @@ import typer
 from quorumcast.cli.common import Rows, ask_all, console, print_json, status_urls, table
 from quorumcast.cli.options import JsonOption, UrlOption
 from quorumcast.core.errors import UsageError
-from quorumcast.manifest.places import manifest_path
+from quorumcast.manifest.paths import manifest_path
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -23,7 +23,7 @@ from quorumcast.cli.common import (
 from quorumcast.cli.options import IdentityOptions, JsonOption, ObserveOption
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import LAST_PORT
-from quorumcast.manifest.places import manifest_path
+from quorumcast.manifest.paths import manifest_path
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,7 +12,7 @@ from quorumcast.cli.common import console, print_json, table
 from quorumcast.cli.options import JsonOption, MasterOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
-from quorumcast.manifest.places import manifest_path
+from quorumcast.manifest.paths import manifest_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,8 +24,8 @@ from quorumcast.core.errors import UsageError, shortened
 from quorumcast.core.limits import MAX_SEATS
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.paths import identity_path, manifest_path
 from quorumcast.manifest.patterns import is_pattern
-from quorumcast.manifest.places import identity_path, manifest_path
 
 T = TypeVar("T")
 

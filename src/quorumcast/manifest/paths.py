@@ -1,4 +1,4 @@
-"""Where manifests and identities are: people name a directory or a node as well as a file."""
+"""Finds manifest and identity files: users may name a directory or a node instead of a file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ IDENTITY = ".identity"
 
 
 def manifest_path(given: Path) -> Path:
-    """The manifest file, given itself or its directory."""
+    """The manifest file, given the file or its directory."""
     return given / MANIFEST if given.is_dir() else given
 
 
 def identity_path(given: str, manifest: Path, *, of_broker: bool = False) -> Path:
-    """An identity file, given itself or by the name of a node beside the manifest."""
+    """An identity file, given the file or the name of a node whose file is beside the manifest."""
     path = Path(given)
     if given and (path.exists() or len(path.parts) > 1):
         return path
@@ -24,7 +24,7 @@ def identity_path(given: str, manifest: Path, *, of_broker: bool = False) -> Pat
     from quorumcast.manifest.files import read_identity, read_manifest
 
     if given and beside.exists():
-        # A file that was renamed or copied would speak in somebody else's name.
+        # With a renamed or copied file a process would use another node's identity.
         if (name := read_identity(beside).name) != given:
             raise UsageError(
                 f"{beside} is the identity of {name!r}, not of {given!r}; rename it, or name the "

@@ -1,6 +1,6 @@
-"""The gate: whether a manifest is one that a correct node should follow.
+"""Validation of manifests: other packages rely on everything that is refused here.
 
-Every other room may rely on what is refused here, with one sentence that says what to mend.
+Each refusal is one sentence that says what to change.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from quorumcast.manifest.groups import check_group
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry, Manifest
 
 KEY_SIZE = 32
-#: Regencies of a log are counted from epoch to epoch, and must fit into a message as well.
+#: Keeps the numbers of regencies, which grow from epoch to epoch, within what a message can hold.
 MAX_EPOCH = 2**28
 
-# Names become part of key derivations, file names and printed streams ("orders/alice@1"): no
-# separator of these may be in them. Channels may be paths.
+# Names are used in key derivations, file names and printed streams ("orders/alice@1"), so they must
+# not contain a separator of these. Channels may be paths.
 _NODE_NAME = re.compile(r"\w[\w.:+-]*")
 _CHANNEL_NAME = re.compile(r"\w[\w.:+/-]*")
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Refuse a manifest that no correct node should follow."""
+    """Raise `UsageError` for a manifest that no correct node should follow."""
     _check_name("cell", manifest.cell, _CHANNEL_NAME)
     if not 1 <= manifest.epoch <= MAX_EPOCH:
-        raise UsageError(f"epoch {manifest.epoch} is no epoch; the first one is 1")
+        raise UsageError(f"epoch {manifest.epoch} is not an epoch; the first one is 1")
     hasher(manifest.digest)
     mac_factory(manifest.mac)
     if len(manifest.operator) != KEY_SIZE:
@@ -84,7 +84,7 @@ def _check_channel(manifest: Manifest, channel: ChannelEntry) -> None:
             channel.arrow_schema()
     except UsageError as error:
         raise UsageError(f"channel {channel.name!r}: {error}") from None
-    # Byzantine protection asks for 3f+1 brokers, which is also the pool that chains need.
+    # Byzantine protection needs 3f+1 brokers, which is also the pool that chains need.
     policy = channel.policy
     check_cell(len(manifest.brokers), manifest.f, policy.protection, channel.name, policy.broadcast)
     if policy.chained and manifest.quorums.chain_length > MAX_CHAIN:
