@@ -276,7 +276,7 @@ def busy_cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["show", "nothing"], "there is no channel 'nothing' in cell 'busy'; its channels are"),
         (["create", "orders:brb"], "there is a channel 'orders' already"),
         (["create", "more:gossip"], "there is no policy 'gossip'"),
-        (["create", "more:brb::nobody"], "gives rights to 'nobody', which is no client"),
+        (["create", "more:brb::nobody"], "gives rights to 'nobody', which is not a client"),
         (["create", "more:brb", "--column", "price"], "--column takes NAME:TYPE"),
         (["create", "more:brb", "--column", "price:money"], "the unknown type 'money'; choose"),
         (
@@ -287,7 +287,7 @@ def busy_cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["create", "more:brb", "--limit", "queue=few"], "NAME=NUMBER with a whole number, such"),
         (["create", "more:brb", "--limit", "queue"], "such as queue=100, not 'queue'"),
         (["create", "more:brb", "--limit", "window=9000"], "limit 'vote_window' is 8192, too few"),
-        (["create", "more:total+durable"], "was founded without a disk; make a cell"),
+        (["create", "more:total+durable"], "was created without a store; make a cell"),
         (["create", "more:total", "--limit", "pipeline=20"], "give it theirs, 8 and 64, or less"),
         (["change", "orders"], "nothing to change; use --publishers"),
         (["change", "nothing", "--publishers", "bob"], "there is no channel 'nothing'"),

@@ -126,7 +126,7 @@ def test_looking_does_not_displace_the_client_that_is_at_work(
         (["channel", "change", "logs", "--subscriptions"], "no total order"),
         (["channel", "change", "logs", "--share", "g=bob"], "no total order"),
         (["channel", "change", "trades", "--share", "g"], "NAME=CLIENTS"),
-        (["channel", "change", "trades", "--share", "g=zoe"], "no client"),
+        (["channel", "change", "trades", "--share", "g=zoe"], "not a client"),
         (["channel", "change", "trades", "--attempts", "3"], "need --share"),
         (["channel", "change", "trades", "--share", "g=bob", "--ack-timeout", "0"], "more than 0"),
         (["channel", "change", "trades", "--unshare", "g"], "no shared subscription"),

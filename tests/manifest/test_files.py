@@ -149,9 +149,12 @@ def test_manifest_of_a_known_epoch_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"f": 2}, r"cell.json describes no sound cell: channel 'orders' .* needs 7 brokers"),
-        ({"brokers": MANIFEST.brokers[:3]}, r"cell.json describes no sound cell: .*has 3"),
-        ({"mac": "hmac-md5"}, r"cell.json describes no sound cell: .*is broken"),
+        (
+            {"f": 2},
+            r"cell.json does not describe a valid cell: .* needs 7 brokers",
+        ),
+        ({"brokers": MANIFEST.brokers[:3]}, r"cell.json does not describe a valid cell: .*has 3"),
+        ({"mac": "hmac-md5"}, r"cell.json does not describe a valid cell: .*is broken"),
     ],
 )
 def test_manifest_signed_but_unsound_is_refused(changes: dict[str, Any], sentence: str) -> None:
@@ -187,7 +190,7 @@ def test_manifest_with_wrong_fields_is_refused_and_names_the_field(
 
 @pytest.mark.parametrize("data", [b"", b"cell: demo", DATA[:-1], b"\xff\xfe"])
 def test_manifest_that_is_not_json_is_refused(data: bytes) -> None:
-    with pytest.raises(UsageError, match=r"^cell.json is not JSON, so it is no manifest; name"):
+    with pytest.raises(UsageError, match=r"^cell.json is not JSON, and no manifest; name"):
         parse_manifest(data, source="cell.json")
 
 

@@ -46,8 +46,8 @@ COMPANION = ChannelEntry(companion_of("orders"), TOTAL)
     ("manifest", "sentence"),
     [
         (cell(replace(GROUP, members=())), "has 0 members"),
-        (cell(replace(GROUP, members=("zoe",))), "'zoe', which is no client"),
-        (cell(replace(GROUP, members=("bob#1",))), "'bob#1', which is no client"),
+        (cell(replace(GROUP, members=("zoe",))), "'zoe', which is not a client"),
+        (cell(replace(GROUP, members=("bob#1",))), "'bob#1', which is not a client"),
         (cell(replace(GROUP, name="a/b")), "group name"),
         (cell(replace(GROUP, max_attempts=-1)), "tries -1 times"),
         (cell(replace(GROUP, max_attempts=0)), "tries without end"),

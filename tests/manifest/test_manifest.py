@@ -184,7 +184,7 @@ UNSOUND: list[tuple[dict[str, Any], str]] = [
     (only_channel("/c"), "'/c' must start with .* any of _ . : [+] -, /$"),
     ({"channels": (NEWS, NEWS)}, "the channel 'news' appears twice"),
     (only_channel(publishers=("eve",)), r"'c' gives rights to 'eve', .*add .* or write '\*'"),
-    (only_channel(subscribers=("b1",)), "'c' gives rights to 'b1', which is no client"),
+    (only_channel(subscribers=("b1",)), "'c' gives rights to 'b1', which is not a client"),
     (only_channel(schema=(("a", "int63"),)), "channel 'c': column 'a' has the unknown type"),
     (
         {"channels": (replace(NEWS, policy=replace(NEWS.policy, alpha=5)),)},

@@ -68,7 +68,7 @@ def test_successor_that_a_running_cell_takes(
         ([PRICES], [replace(PRICES, schema=COLUMNS[::-1])], "must stay as they are"),
         ([PRICES], [replace(PRICES, schema=())], "has columns, and what is retained has them"),
         ([NEWS], [replace(NEWS, schema=COLUMNS)], "carries bytes, and what is retained is bytes"),
-        ([total("a")], [total("a"), total("b", journal=True)], "founded without a disk"),
+        ([total("a")], [total("a"), total("b", journal=True)], "created without a store"),
         ([total("a")], [total("a"), total("b", checkpoint=99)], "give it theirs, 8 and 64"),
     ],
 )

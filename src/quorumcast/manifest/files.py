@@ -149,7 +149,7 @@ def parse_manifest(
         ) from None
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise UsageError(
-            f"{source} is not JSON, so it is no manifest; name the file that 'quorumcast init' made"
+            f"{source} is not JSON, and no manifest; name the file that 'quorumcast init' made"
         ) from None
     manifest = signed.manifest
     if operator is not None and manifest.operator != operator:
@@ -164,7 +164,7 @@ def parse_manifest(
     try:
         check_manifest(manifest)
     except UsageError as error:
-        raise UsageError(f"{source} describes no sound cell: {error}") from None
+        raise UsageError(f"{source} does not describe a valid cell: {error}") from None
     if manifest.epoch <= newer_than:
         raise UsageError(
             f"{source} is epoch {manifest.epoch}, but epoch {newer_than} is already known; "

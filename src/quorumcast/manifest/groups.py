@@ -83,7 +83,7 @@ def check_group(manifest: Manifest, channel: ChannelEntry, group: Group) -> None
         )
     for member in _members(manifest, channel, group):
         if manifest.client(member) is None or holder(member) != member:
-            raise UsageError(f"{where} names {member!r}, which is no client of the cell; add it")
+            raise UsageError(f"{where} names {member!r}, which is not a client of the cell; add it")
         if not manifest.may_subscribe(member, channel.name):
             raise UsageError(
                 f"{where} names {member!r}, which may not subscribe to {channel.name!r}; give it "
@@ -105,7 +105,7 @@ def _check_dead_letter(manifest: Manifest, channel: ChannelEntry, group: Group, 
     target = manifest.channel(group.dead_letter)
     if target is None or target.name in (channel.name, companion_of(channel.name)):
         raise UsageError(
-            f"{where} gives up to {group.dead_letter!r}, which is no other channel of the cell; "
+            f"{where} gives up to {group.dead_letter!r}, which is not another channel of the cell; "
             "create it first"
         )
     if target.schema:

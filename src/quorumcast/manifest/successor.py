@@ -184,7 +184,7 @@ def _check_log(log: Protection, present: Manifest, following: Manifest) -> None:
     if old[0] != new[0]:
         raise UsageError(
             f"channel {name!r} would be durable, but the log of this cell's {kind!r} channels was "
-            "founded without a disk; make a cell whose first such channel is durable"
+            "created without a store; make a cell whose first such channel is durable"
         )
     raise UsageError(
         f"channel {name!r} would change the limits 'pipeline' and 'checkpoint' of the log that it "

@@ -96,7 +96,7 @@ def _check_channel(manifest: Manifest, channel: ChannelEntry) -> None:
     for name in (*channel.publishers, *channel.subscribers):
         if name != EVERYONE and name not in known:
             raise UsageError(
-                f"channel {channel.name!r} gives rights to {name!r}, which is no client of the "
+                f"channel {channel.name!r} gives rights to {name!r}, which is not a client of the "
                 f"cell; add the client or write {EVERYONE!r} for every client"
             )
     if channel.groups:

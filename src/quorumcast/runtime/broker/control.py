@@ -226,7 +226,7 @@ class Control:
         try:
             order = msgspec.convert(request.json(), FaultOrder)
         except msgspec.ValidationError as error:
-            raise UsageError(f"this is no order for a fault ({error})") from None
+            raise UsageError(f"this does not describe a fault ({error})") from None
         self.install(order)
         return self._on_list_faults(request)
 

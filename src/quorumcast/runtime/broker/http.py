@@ -120,7 +120,7 @@ class HttpServer:
         try:
             request = await _read_request(reader)
         except (ValueError, asyncio.LimitOverrunError):
-            return error_response("this is no HTTP request", HTTPStatus.BAD_REQUEST)
+            return error_response("this is not an HTTP request", HTTPStatus.BAD_REQUEST)
         if not _is_loopback(request.host) and request.host not in (self._host, here):
             return error_response(
                 f"this is not {request.host or 'a host without a name'}: ask for {here}",

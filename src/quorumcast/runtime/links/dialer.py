@@ -95,17 +95,13 @@ class Call:
         failed: Callable[[Call, Trouble], None],
     ) -> None:
         self.link = link
-        self._task = asyncio.get_running_loop().create_task(self._run(address, limits, failed))
 
-    async def _run(
-        self,
-        address: Address,
-        limits: TransportLimits,
-        failed: Callable[[Call, Trouble], None],
-    ) -> None:
-        trouble = await attempt(self.link, address, limits)
-        if not self.link.was_open:
-            failed(self, trouble)
+        async def run() -> None:
+            trouble = await attempt(link, address, limits)
+            if not link.was_open:
+                failed(self, trouble)
+
+        self._task = asyncio.get_running_loop().create_task(run())
 
     def stop(self) -> None:
         """Cancel the call; the transport closes a link that is open."""
@@ -114,7 +110,7 @@ class Call:
             self.link.abort("stopped")
 
     async def stopped(self) -> None:
-        """Wait until the last attempt has ended."""
+        """Wait until the attempt has ended."""
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 

@@ -80,4 +80,4 @@ async def _greet(
         case Farewell():
             return sentence_of(answer)
         case _:
-            return f"what answers at {address} is no broker"
+            return f"the program at {address} is not a broker"
