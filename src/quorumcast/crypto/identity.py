@@ -6,7 +6,7 @@ import secrets
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -57,16 +57,12 @@ class Identity:
     @property
     def verify_key(self) -> bytes:
         """The public Ed25519 key."""
-        return self._signing.public_key().public_bytes(
-            serialization.Encoding.Raw, serialization.PublicFormat.Raw
-        )
+        return self._signing.public_key().public_bytes_raw()
 
     @property
     def exchange_key(self) -> bytes:
         """The public X25519 key."""
-        return self._exchange.public_key().public_bytes(
-            serialization.Encoding.Raw, serialization.PublicFormat.Raw
-        )
+        return self._exchange.public_key().public_bytes_raw()
 
     def sign(self, payload: bytes) -> Signed:
         """The payload with our name and signature."""

@@ -16,25 +16,32 @@ but it is never ahead. It is locked while the database is open, so that no two b
 Space of removed records is used again, and the log is moved into the database whenever it has grown
 by `CHECKPOINT_BYTES`, so with retention neither file grows. `locking_mode=EXCLUSIVE` keeps out
 readers, which would keep the log from starting over.
+
+A broker waits for room on a full disk, and stops when the disk is broken (`writing`). SQLite
+reports a full disk only for ENOSPC; a quota or a limit on file sizes looks like any other failure.
+To tell, a probe file is written that reaches as far as SQLite did.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.machine import Record
 from quorumcast.runtime.logs import note
-from quorumcast.runtime.store.room import DiskFullError, size_of, writing
+
+T = TypeVar("T")
 
 #: The log is moved into the database after so many bytes; it gets little longer than that.
 CHECKPOINT_BYTES = 8 * 1024 * 1024
@@ -43,6 +50,12 @@ _RECORD_BYTES = 256
 _COMMIT_BYTES = 3 * 4096
 #: Damaged files that are kept; a broker with so many refuses to start.
 MAX_ASIDE = 3
+
+#: Bytes written to find out whether there is room.
+_PROBE_BYTES = 64 * 1024
+#: Attempts at a write that fails although there is room.
+_TRIES = 3
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: "QcSt": tells our files from other databases.
 _APPLICATION = 0x51635374
@@ -115,6 +128,10 @@ def outcome(
             keeps.setdefault((*owned, change.place), (seq + at + 1, change))
     gone = [(kind, owner, since, below) for (kind, owner, since), below in removals.items()]
     return gone, list(reversed(keeps.values()))
+
+
+class DiskFullError(Exception):
+    """The disk takes no more for now; nothing of the batch was written."""
 
 
 class DamageError(Exception):
@@ -453,3 +470,46 @@ def _prepare(connection: sqlite3.Connection) -> None:
 def _code(error: sqlite3.Error) -> int:
     """SQLite's extended code; errors of the Python module itself have none."""
     return getattr(error, "sqlite_errorcode", 0)
+
+
+def writing(work: Callable[[], T], *files: Path) -> T:
+    """Run `work`, which writes to these files; raises `DiskFullError` if there is no room.
+
+    Room may appear between the failure and the probe, so a failure without a reason is retried.
+    """
+    probe = files[0].with_name(f"{files[0].name}.probe")
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return work()
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", None)
+            if code == sqlite3.SQLITE_FULL:
+                raise DiskFullError(str(error)) from None
+            if code != sqlite3.SQLITE_IOERR_WRITE:
+                raise
+            if not _takes(probe, max(map(size_of, files))):
+                raise DiskFullError(str(error)) from None
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _takes(probe: Path, end: int) -> bool:
+    """Whether a file may grow beyond `end`; also True if the probe fails for another reason."""
+    try:
+        file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            return os.pwrite(file, bytes(_PROBE_BYTES), end) == _PROBE_BYTES
+        finally:
+            os.close(file)
+            probe.unlink()
+    except OSError as refused:
+        return refused.errno not in _NO_ROOM
+
+
+def size_of(file: Path) -> int:
+    """Bytes of a file; 0 if it does not exist."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -22,8 +22,7 @@ import msgspec
 
 from quorumcast.core.machine import Record
 from quorumcast.runtime.logs import note
-from quorumcast.runtime.store.database import Change, Database, Keep, Remove
-from quorumcast.runtime.store.room import DiskFullError
+from quorumcast.runtime.store.database import Change, Database, DiskFullError, Keep, Remove
 
 #: Lazy changes wait for others at most this long, and at most this many bytes of them.
 LAZY_S = 0.05
