@@ -4,7 +4,7 @@ from datetime import UTC, date, datetime
 
 import pytest
 
-from quorumcast.cli.clients.rows import read_row
+from quorumcast.cli.clients.publish import read_row
 from quorumcast.core.errors import UsageError
 
 COLUMNS = {

@@ -3,7 +3,7 @@
 Several `Subscription`s may share a channel; the machine joins each channel once.
 
 Back-pressure: while the queue of a subscription is full, the role is *suspended*. The machine gets
-no messages and its timers stand still, so that it does not suspect brokers for our own delay.
+no messages and its timers are stopped, so that it does not suspect brokers for our own delay.
 `node.Node` decides whether sockets are read meanwhile. There is one exception: an application that
 awaits a recall or a receipt takes nothing from its queue until the answer arrives, so the machine
 still gets messages that can be part of such an answer.
@@ -173,7 +173,7 @@ class Incoming:
         waiting = [s for s in self._subscriptions.get(channel, ()) if s.awaits(channel)]
         if waiting and self._machine.joined(channel):
             for subscription in waiting:
-                subscription.stands(channel, self._machine.ends(channel))
+                subscription.established(channel, self._machine.ends(channel))
 
     def _on_deliver(self, effect: Deliver) -> None:
         self._telemetry.publications += 1
@@ -334,7 +334,7 @@ class Incoming:
     def fail(self, error: Exception, channel: Channel | None = None) -> None:
         """End all subscriptions, or those of one channel, with an error."""
         for subscription in list(self._all):
-            # A pattern loses channels by the manifest, not by refusals, once it stands.
+            # A pattern loses channels by the manifest, not by refusals, once it is established.
             if channel in (None, subscription.channel) or subscription.awaits(channel):
                 subscription.fail(error)
         if channel is None:

@@ -319,15 +319,17 @@ class Node:
         self.manifest, self._keyring = manifest, keyring
         for driver in self._drivers():
             driver.adopt(manifest, keyring)
-        for role in (self._outgoing, self._incoming):
-            if role is not None:
-                role.adopt(manifest)
+        for role in self._roles():
+            role.adopt(manifest)
         self._links.renew(manifest, Greeter(keyring, CELL_FAMILY))
 
     # --------------------------------------------------------------------- ending
 
+    def _roles(self) -> list[Outgoing | Incoming]:
+        return [role for role in (self._outgoing, self._incoming) if role is not None]
+
     def _drivers(self) -> list[Driver]:
-        return [role.driver for role in (self._outgoing, self._incoming) if role is not None]
+        return [role.driver for role in self._roles()]
 
     def _fail(self, error: BaseException) -> None:
         """Stop the node after a broken invariant: its state can no longer be trusted."""
@@ -338,9 +340,8 @@ class Node:
             self._failure = error
             for driver in self._drivers():
                 driver.stop()
-            for role in (self._outgoing, self._incoming):
-                if role is not None:
-                    role.fail(error)
+            for role in self._roles():
+                role.fail(error)
 
     async def close(self) -> None:
         """Disconnect; sent messages are written, but acknowledgements are not awaited."""

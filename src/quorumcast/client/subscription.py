@@ -84,7 +84,7 @@ class Subscription:
     ) -> None:
         #: The channel or pattern that was subscribed to.
         self.channel = Channel(options.channel)
-        #: The present channels, and whether the subscription stands on each.
+        #: The present channels, and whether the subscription is established on each.
         self._channels: dict[Channel, bool] = {}
         #: Packers of all channels so far: publications of a former one may still be queued.
         self._packers: dict[Channel, Packer] = {}
@@ -107,14 +107,14 @@ class Subscription:
         self._waiter: asyncio.Future[None] | None = None
         self._ended: Exception | None = None
         self._closed = False
-        #: Done when the subscription stands: n-f brokers have reported the ends of all streams.
+        #: Done when it is established: n-f brokers have reported the ends of all streams.
         self.joined = asyncio.get_running_loop().create_future()
         #: Publications skipped because their contents violate the schema.
         self.undecodable = 0
         #: Publications skipped because they had expired.
         self.expired = 0
         #: Streams that `held` has not read completely, with the last number that each had when the
-        #: subscription began to stand.
+        #: subscription was established.
         self._ends: dict[Stream, int] = {}
         for entry in entries:
             self.attach(entry)
@@ -179,11 +179,11 @@ class Subscription:
         return tuple(self._channels)
 
     def awaits(self, channel: Channel) -> bool:
-        """Whether the subscription does not stand on this channel yet."""
+        """Whether the subscription is not established on this channel yet."""
         return not self._channels.get(channel, True)
 
-    def stands(self, channel: Channel, ends: dict[Stream, int]) -> None:
-        """Handle that the subscription stands on a channel whose streams have these ends."""
+    def established(self, channel: Channel, ends: dict[Stream, int]) -> None:
+        """Handle that it is established on a channel whose streams have these ends."""
         self._channels[channel] = True
         # With "latest" there is no old data to read, even if another subscription reads it.
         if not self.joined.done() and self.start is not None:
@@ -269,7 +269,7 @@ class Subscription:
         return items
 
     async def held(self) -> AsyncIterator[Batch | Gap]:
-        """Everything up to the end that the channel had when the subscription began to stand.
+        """Everything up to the end that the channel had when the subscription was established.
 
         Use `start="earliest"`, a time or a position. Later publications stay queued for the other
         iterators.
@@ -402,7 +402,7 @@ class Subscription:
     # --------------------------------------------------------------------- ending
 
     async def wait_joined(self, timeout_s: float | None = None) -> None:
-        """Wait until the subscription stands: everything published from then on is delivered."""
+        """Wait until it is established: everything published from then on is delivered."""
         check_timeout(timeout_s)
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(self.joined)

@@ -14,6 +14,7 @@ once, so the switch between threads costs once per burst and not once per event.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -130,12 +131,8 @@ class SyncPublisher:
 
     def _pass(self) -> None:
         self._scheduled = False
-        unpassed, post = self._unpassed, self._publisher.post
-        try:
-            while unpassed:
-                post(unpassed[0])
-                unpassed.popleft()
-        except BufferFull:
+        self._pass_some()
+        if self._unpassed:  # the publisher's buffer is full
             self._scheduled = True
             task = self._thread.loop.create_task(self._pass_all())
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -147,12 +144,11 @@ class SyncPublisher:
         self._scheduled = False
 
     def _pass_some(self) -> None:
-        try:
-            while self._unpassed:
-                self._publisher.post(self._unpassed[0])
-                self._unpassed.popleft()
-        except BufferFull:
-            pass
+        unpassed, post = self._unpassed, self._publisher.post
+        with contextlib.suppress(BufferFull):
+            while unpassed:
+                post(unpassed[0])
+                unpassed.popleft()
 
     def ready(self, timeout_s: float | None = None) -> None:
         """Wait until `post` has room again."""
@@ -245,7 +241,7 @@ class SyncSubscription(ClosesOnExit):
             yield batch
 
     def held(self, timeout_s: float | None = None) -> Iterator[Batch | Gap]:
-        """Everything up to the end that the channel had when the subscription began to stand."""
+        """Everything up to the end that the channel had when the subscription was established."""
         found = self._subscription.held()
         while (item := self._thread.run(anext(found, None), timeout_s)) is not None:
             yield item
@@ -337,7 +333,7 @@ class SyncNode(ClosesOnExit):
 
     @takes(SubscriptionOptions)
     def subscribe(self, options: SubscriptionOptions) -> SyncSubscription:
-        """A subscription to a channel, which stands: `with node.subscribe("orders") as orders`."""
+        """An established subscription to a channel: `with node.subscribe("orders") as orders`."""
 
         async def subscribe() -> Subscription:
             return await options.call(self._node.subscribe).__aenter__()

@@ -7,8 +7,10 @@ disturbed.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from quorumcast.cli.cell.advancing import advance, wait_until_taken
@@ -20,7 +22,6 @@ from quorumcast.cli.cell.channel_facts import (
     show_channel,
 )
 from quorumcast.cli.cell.init import CHANNEL, NOBODY, parse_channel, parse_rights
-from quorumcast.cli.cell.sharing import Sharing, SubscriptionsOption, with_companion
 from quorumcast.cli.common import Rows, console, print_json
 from quorumcast.cli.options import (
     Commands,
@@ -34,7 +35,7 @@ from quorumcast.manifest.patterns import matching
 
 if TYPE_CHECKING:
     from quorumcast.core.limits import Limits, Overflow
-    from quorumcast.manifest.manifest import ChannelEntry, Manifest
+    from quorumcast.manifest.manifest import ChannelEntry, Group, Manifest
 
 app = Commands(
     no_args_is_help=True,
@@ -58,6 +59,86 @@ OverflowOption = Annotated[
         help="When a subscriber's queue is full and it does not say itself: wait or discard.",
     ),
 ]
+SubscriptionsOption = Annotated[
+    bool,
+    typer.Option(
+        "--subscriptions",
+        help="Create its companion NAME/subscriptions, for named subscriptions (total order).",
+    ),
+]
+
+
+class Sharing(msgspec.Struct, kw_only=True):
+    """The options that change the groups of a channel."""
+
+    share: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=CLIENTS",
+            help="Let consumers share a subscription: names with commas, or '*'.",
+        ),
+    ] = None
+    unshare: Annotated[
+        str | None, typer.Option(metavar="NAME", help="End a shared subscription.")
+    ] = None
+    dead_letter: Annotated[
+        str | None, typer.Option(help="With --share: the channel for dead letters.")
+    ] = None
+    attempts: Annotated[
+        int | None, typer.Option(help="With --share: attempts per publication; 0 is unlimited.")
+    ] = None
+    ack_timeout: Annotated[
+        float | None, typer.Option(help="With --share: seconds of silence that end a session.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        details = (self.dead_letter, self.attempts, self.ack_timeout)
+        if self.share is None and any(value is not None for value in details):
+            raise UsageError(
+                "--dead-letter, --attempts and --ack-timeout need --share NAME=CLIENTS"
+            )
+        if self.share is not None and not all(part.strip() for part in self.share.partition("=")):
+            raise UsageError(
+                f"--share takes NAME=CLIENTS, such as billing=bob,carol, not {self.share!r}"
+            )
+        if self.ack_timeout is not None and not 0 < self.ack_timeout < math.inf:
+            raise UsageError("--ack-timeout is a number of seconds, more than 0")
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a change."""
+        return self.share is not None or self.unshare is not None
+
+    def applied(self, entry: ChannelEntry) -> tuple[Group, ...]:
+        """The groups of a channel after the change."""
+        groups = {group.name: group for group in entry.groups}
+        if self.unshare is not None and groups.pop(self.unshare, None) is None:
+            known = ", ".join(groups) or "none"
+            raise UsageError(
+                f"channel {entry.name!r} has no shared subscription {self.unshare!r}; it has: "
+                f"{known}"
+            )
+        if self.share is not None:
+            made = self._made(groups, self.share)
+            groups[made.name] = made
+        return tuple(groups.values())
+
+    def _made(self, groups: dict[str, Group], share: str) -> Group:
+        from msgspec.structs import replace
+
+        from quorumcast.manifest.manifest import Group
+
+        name, _, members = share.partition("=")
+        names = tuple(text.strip() for text in members.split(",") if text.strip())
+        group = groups.get(name.strip(), Group(name.strip(), names))
+        changes: dict[str, object] = {"members": names}
+        if self.dead_letter is not None:
+            changes["dead_letter"] = self.dead_letter
+        if self.attempts is not None:
+            changes["max_attempts"] = self.attempts
+        if self.ack_timeout is not None:
+            changes["ack_timeout_ms"] = math.ceil(self.ack_timeout * 1000)
+        return replace(group, **changes)
 
 
 @app.command("list", example="channel list -m cell --live")
@@ -135,7 +216,7 @@ def create(
                 f"with 'quorumcast channel change {entry.name}'"
             )
         check_size(old, entry)
-        more = with_companion(old, None, entry, make=subscriptions)
+        more = _with_companion(old, None, entry, make=subscriptions)
         return next_epoch(old, channels=(*old.channels, entry, *more))
 
     if policy.needs_store:
@@ -210,7 +291,7 @@ def change(
     def apply(old: Manifest) -> Manifest:
         entry = changed(old)
         there = {channel.name: channel for channel in old.channels}
-        for made in (entry, *with_companion(old, there[entry.name], entry, make=subscriptions)):
+        for made in (entry, *_with_companion(old, there[entry.name], entry, make=subscriptions)):
             there[made.name] = made
         return next_epoch(old, channels=tuple(there.values()))
 
@@ -299,8 +380,6 @@ def with_limits(limits: Limits, given: list[str] | None) -> Limits:
     """The limits, with changes from the command line."""
     from difflib import get_close_matches
 
-    import msgspec
-
     known = [field.name for field in msgspec.structs.fields(limits)]
     wanted: dict[str, int] = {}
     for text in given or ():
@@ -315,6 +394,23 @@ def with_limits(limits: Limits, given: list[str] | None) -> Limits:
             )
         wanted[name] = int(number)
     return msgspec.structs.replace(limits, **wanted)
+
+
+def _with_companion(
+    old: Manifest, before: ChannelEntry | None, entry: ChannelEntry, *, make: bool
+) -> list[ChannelEntry]:
+    """The companion to add, or with the rights that it shares with its channel; or none."""
+    from msgspec.structs import replace
+
+    from quorumcast.manifest.groups import companion_of, make_companion
+
+    present = old.channel(companion_of(entry.name))
+    if present is None:
+        return [make_companion(entry)] if make else []
+    follows = before is not None and before.subscribers == present.subscribers
+    if follows and present.publishers == present.subscribers:
+        return [replace(present, publishers=entry.subscribers, subscribers=entry.subscribers)]
+    return []
 
 
 def check_size(cell: Manifest, entry: ChannelEntry) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from quorumcast.cli.cell.advancing import Change, advance
 from quorumcast.cli.cell.init import CHANNEL, parse_channel, summary
-from quorumcast.cli.cell.membership import rotating
+from quorumcast.cli.cell.members import rotating
 from quorumcast.cli.common import IDENTITY, OPERATOR, console, print_json
 from quorumcast.cli.options import CellOptions, Commands, JsonOption, OperatorOption
 from quorumcast.core.errors import UsageError

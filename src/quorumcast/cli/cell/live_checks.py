@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def check_brokers(
     findings += _lost_stores(answering)
     findings += _suspects(manifest, answering)
     findings += _logs(manifest, answering)
-    findings += _standstill(answering, before or {})
+    findings += _stalled(answering, before or {})
     findings.append(_quorum(manifest, troubles, answering, directory))
     return findings
 
@@ -61,8 +62,8 @@ def unsettled(manifest: Manifest, rows: Rows) -> bool:
         return True
     logs: dict[str, Counter[tuple[str, int]]] = {}
     for row in answering:
-        for log, standing in row.get("logs", {}).items():
-            logs.setdefault(log, Counter())[standing["leader"], standing["regency"]] += 1
+        for log, state in row.get("logs", {}).items():
+            logs.setdefault(log, Counter())[state["leader"], state["regency"]] += 1
     return any(len(views) > 1 for views in logs.values())
 
 
@@ -145,9 +146,8 @@ def _disk(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Find
     return findings
 
 
-def _lost_stores(rows: Rows) -> list[Finding]:
+def _lost_stores(rows: Rows) -> Iterator[Finding]:
     """Brokers that joined a running log without data, unless they were only started late."""
-    findings: list[Finding] = []
     for name, row in rows.items():
         late = any(log.get("forgotten") for log in row.get("logs", {}).values())
         if not (late and row["disk"].get("began_empty")):
@@ -159,8 +159,7 @@ def _lost_stores(rows: Rows) -> list[Finding]:
             when = "had taken part before" if was_there else "the log had begun long before"
             says = f"it found no store in {row['disk']['directory']} when it started, and {when}"
             advice = "see that --data names its own directory"
-            findings.append(Finding(name, "warning", says, advice))
-    return findings
+            yield Finding(name, "warning", says, advice)
 
 
 def _met_before(other: Row, name: str, row: Row) -> bool:
@@ -180,34 +179,29 @@ def _epoch(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Fin
     return [Finding(name, "error", says, advice)]
 
 
-def _conduct(name: str, row: Row) -> list[Finding]:
-    findings: list[Finding] = []
+def _conduct(name: str, row: Row) -> Iterator[Finding]:
     if row["faults"]:
         says = f"it misbehaves on request ({', '.join(row['faults'])})"
         advice = f"quorumcast faults clear {name}"
-        findings.append(Finding(name, "warning", says, advice))
+        yield Finding(name, "warning", says, advice)
     for accused in row["accusations"]:
         says = f"it has proof that {accused} lied"
         advice = "verify what is in its evidence directory with 'quorumcast verify'"
-        findings.append(Finding(name, "warning", says, advice))
-    return findings
+        yield Finding(name, "warning", says, advice)
 
 
-def _links(name: str, row: Row, troubles: dict[str, str]) -> list[Finding]:
+def _links(name: str, row: Row, troubles: dict[str, str]) -> Iterator[Finding]:
     """Missing links to running brokers; other checks report brokers that are down."""
-    findings: list[Finding] = []
     for peer, link in row["brokers"].items():
         if not link["up"] and not troubles.get(peer, "?"):
             why = f" ({link['trouble']})" if link["trouble"] else ""
             says = f"it has no link to {peer}{why}"
             advice = "check the network between the two"
-            findings.append(Finding(name, "warning", says, advice))
-    return findings
+            yield Finding(name, "warning", says, advice)
 
 
-def _floods(name: str, row: Row) -> list[Finding]:
+def _floods(name: str, row: Row) -> Iterator[Finding]:
     """Clients that were throttled because they requested too much."""
-    findings: list[Finding] = []
     for client, load in row.get("load", {}).items():
         if load["disconnected"]:
             says = (
@@ -215,48 +209,41 @@ def _floods(name: str, row: Row) -> list[Finding]:
                 f"took too much processor time ({load['requests_s']:,.1f} s in all)"
             )
             advice = f"see what {client} does; if it means harm, remove it from the manifest"
-            findings.append(Finding(name, "warning", says, advice))
-    return findings
+            yield Finding(name, "warning", says, advice)
 
 
-def _suspects(manifest: Manifest, rows: Rows) -> list[Finding]:
+def _suspects(manifest: Manifest, rows: Rows) -> Iterator[Finding]:
     """Nodes that at least f+1 brokers suspect, so at least one correct broker."""
     by: dict[str, dict[str, set[str]]] = {}
     for name, row in rows.items():
         for suspect, reasons in row["suspicions"].items():
             by.setdefault(suspect, {})[name] = set(reasons)
-    findings: list[Finding] = []
     for suspect, accusers in sorted(by.items()):
         if len(accusers) >= manifest.quorums.one_correct:
             reasons = ", ".join(sorted(set().union(*accusers.values())))
             says = f"{', '.join(accusers)} suspect it ({reasons})"
             advice = "look at its log; a suspicion is no proof"
-            findings.append(Finding(suspect, "warning", says, advice))
-    return findings
+            yield Finding(suspect, "warning", says, advice)
 
 
-def _logs(manifest: Manifest, rows: Rows) -> list[Finding]:
+def _logs(manifest: Manifest, rows: Rows) -> Iterator[Finding]:
     """Whether brokers agree on the leader of each log, and have similar progress."""
-    findings: list[Finding] = []
     for log in dict.fromkeys(log for row in rows.values() for log in row.get("logs", {})):
-        standings = {name: row["logs"][log] for name, row in rows.items() if log in row["logs"]}
-        findings += _log(manifest, log, standings)
-    return findings
+        progress = {name: row["logs"][log] for name, row in rows.items() if log in row["logs"]}
+        yield from _log(manifest, log, progress)
 
 
 def _waits(row: Row) -> list[str]:
     """Logs with pending work."""
     return [
         log
-        for log, standing in row.get("logs", {}).items()
-        if standing["executed"] < standing["decided"]
-        or row.get("sizes", {}).get(f"{log}/offers", 0)
+        for log, state in row.get("logs", {}).items()
+        if state["executed"] < state["decided"] or row.get("sizes", {}).get(f"{log}/offers", 0)
     ]
 
 
-def _standstill(rows: Rows, before: Rows) -> list[Finding]:
+def _stalled(rows: Rows, before: Rows) -> Iterator[Finding]:
     """Brokers with pending work in a log and no progress since `before`."""
-    findings: list[Finding] = []
     for name, row in rows.items():
         for log in _waits(row):
             now, then = row["logs"][log], before.get(name, {}).get("logs", {}).get(log, {})
@@ -269,15 +256,14 @@ def _standstill(rows: Rows, before: Rows) -> list[Finding]:
                     "and lacks what was in the next one"
                 )
             advice = "start the brokers that are down; one of them may have it; then see the logs"
-            findings.append(Finding(name, "error", says, advice))
-    return findings
+            yield Finding(name, "error", says, advice)
 
 
-def _log(manifest: Manifest, log: str, standings: dict[str, dict[str, Any]]) -> list[Finding]:
+def _log(manifest: Manifest, log: str, progress: dict[str, dict[str, Any]]) -> list[Finding]:
     about = f"log {log}"
-    views = Counter((s["leader"], s["regency"]) for s in standings.values())
+    views = Counter((s["leader"], s["regency"]) for s in progress.values())
     (leader, regency), agreeing = views.most_common(1)[0]
-    furthest = max(standing["decided"] for standing in standings.values())
+    furthest = max(one["decided"] for one in progress.values())
     findings: list[Finding] = []
     if agreeing < manifest.quorums.responders:
         says = f"only {agreeing} brokers follow one leader ({leader}, regency {regency})"
@@ -286,13 +272,13 @@ def _log(manifest: Manifest, log: str, standings: dict[str, dict[str, Any]]) -> 
     reach = 2 * max(
         (c.policy.limits.checkpoint for c in manifest.channels if c.policy.total), default=1
     )
-    for name, standing in standings.items():
-        if (standing["leader"], standing["regency"]) != (leader, regency):
-            says = f"it follows {standing['leader']} in regency {standing['regency']} of log {log}"
+    for name, one in progress.items():
+        if (one["leader"], one["regency"]) != (leader, regency):
+            says = f"it follows {one['leader']} in regency {one['regency']} of log {log}"
             advice = f"look again in a few seconds; most follow {leader} in regency {regency}"
             findings.append(Finding(name, "warning", says, advice))
-        if furthest - standing["executed"] > reach:
-            says = f"it has executed {standing['executed']:,} of {furthest:,} batches of log {log}"
+        if furthest - one["executed"] > reach:
+            says = f"it has executed {one['executed']:,} of {furthest:,} batches of log {log}"
             advice = "look again in a few seconds; if it does not catch up, see its log"
             findings.append(Finding(name, "warning", says, advice))
     if not findings:

@@ -1,24 +1,31 @@
-"""`quorumcast members`: the brokers and clients of a cell, their keys, and who is connected.
+"""`quorumcast members …`: show the members of a cell, or change its brokers while it runs.
 
-`cli.cell.membership` has the commands that change it.
+Each command that changes brokers writes one epoch or several, and changes one broker in each.
+Before an epoch is written n-f brokers must have adopted the previous one, and the brokers that stay
+must have caught up. With --wait a command also waits until n-f brokers have adopted the new epoch.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import time
+from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorumcast.cli.cell.membership import add, remove, replace, rotate
-from quorumcast.cli.common import Rows, console, print_json, table
-from quorumcast.cli.options import Commands, JsonOption, StatusOptions
+from quorumcast.cli.cell.advancing import Change, advance
+from quorumcast.cli.common import IDENTITY, OPERATOR, Rows, console, print_json, table
+from quorumcast.cli.options import Commands, JsonOption, OperatorOptions, StatusOptions
+from quorumcast.cli.progress import ProgressDisplay
+from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quorumcast.manifest.manifest import Manifest
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest.manifest import BrokerEntry, Manifest
 
 app = Commands(
     no_args_is_help=True,
@@ -26,15 +33,7 @@ app = Commands(
     epilog="Example:  quorumcast members list -m cell --live",
 )
 
-_EXAMPLES: dict[Callable[..., None], str] = {
-    add: "members add broker-5 --host 10.0.0.5 --port 7005 -m cell --wait",
-    remove: "members remove broker-1 -m cell --wait",
-    replace: "members replace broker-1 broker-5 --host 10.0.0.5 --port 7005 -m cell",
-    rotate: "members rotate broker-2 -m cell --wait",
-}
-for command, example in _EXAMPLES.items():
-    app.command(example=example)(command)
-
+PAUSE_S = 0.1
 #: Characters of a fingerprint that the table shows.
 SHOWN = 16
 
@@ -108,3 +107,289 @@ def _table(cell: Manifest, members: list[dict[str, Any]], *, live: bool) -> Tabl
             *shown,
         )
     return found
+
+
+# --------------------------------------------------------------------- changing
+
+NameArgument = Annotated[str, typer.Argument(help="The broker.")]
+HostOption = Annotated[str, typer.Option("--host", help="Where the new broker listens.")]
+PortOption = Annotated[int, typer.Option("--port", help="… and on which port.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Until n-f brokers have taken the epoch; else exit code 1.")
+]
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="The cell does not run: ask nobody.")
+]
+
+
+class StepOptions(OperatorOptions, kw_only=True):
+    """The options of every change of members."""
+
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 60.0
+    hasty: Annotated[
+        bool,
+        typer.Option(
+            "--hasty", help="Also while brokers catch up: what they lack yet may be lost."
+        ),
+    ] = False
+
+
+class Steps:
+    """The epochs that one command writes."""
+
+    def __init__(self, where: StepOptions, *, offline: bool = False) -> None:
+        self.path = where.path
+        self._where = where
+        self._offline = offline
+        self.facts: dict[str, Any] = {}
+
+    def take(self, change: Change, *, going: Collection[str] = ()) -> Manifest:
+        """Write one epoch, once the previous one is adopted; `going` are brokers about to leave."""
+
+        def safely(old: Manifest) -> Manifest:
+            if not self._offline:
+                self._check_taken(old)
+                if not self._where.hasty:
+                    self._await_others(old, going)
+            new = change(old)
+            self.facts = {
+                "cell": old.cell,
+                "epoch": new.epoch,
+                "before": self.facts.get("before", _shape(old)),
+                "after": _shape(new),
+            }
+            return new
+
+        return advance(self.path, self._where.operator, safely)
+
+    def _check_taken(self, manifest: Manifest) -> None:
+        taken = self._taken(manifest)
+        needed = manifest.quorums.responders
+        if len(taken) < needed:
+            raise UsageError(
+                f"only {len(taken)} of {len(manifest.brokers)} brokers say that they have taken "
+                f"epoch {manifest.epoch}, and {needed} must before the next step: start the "
+                "others, say where their status pages are with --url, or say --offline if the "
+                "cell does not run"
+            )
+
+    def _await_others(self, manifest: Manifest, going: Collection[str]) -> None:
+        """Wait until remaining brokers have caught up and new brokers are running.
+
+        Otherwise, too few brokers might hold a publication after the next step. There is no wait if
+        a leaving broker is down, because the others may be waiting for data that only it has.
+        """
+        from quorumcast.manifest.files import read_epoch
+
+        before = read_epoch(self.path, manifest, manifest.epoch - 1)
+        new = [] if before is None else [n for n in manifest.broker_ids if not before.broker(n)]
+        deadline = time.monotonic() + self._where.timeout
+        with ProgressDisplay() as progress:
+            while True:
+                taken = self._taken(manifest)
+                absent = [n for n in new if n not in taken]
+                late = [n for n, row in taken.items() if row.get("catching_up")]
+                awaited = [n for n in (*absent, *late) if n not in going]
+                if not awaited or any(n not in taken for n in going):
+                    return
+                progress(f"waiting for {', '.join(awaited)} to catch up")
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(PAUSE_S)
+        raise UsageError(
+            f"{', '.join(awaited)} {'has' if len(awaited) == 1 else 'have'} not caught up: wait "
+            "until 'quorumcast status' says so no longer, or say --hasty, which may lose what too "
+            "few of the others hold"
+        )
+
+    def _taken(self, manifest: Manifest) -> Rows:
+        rows = self._where.ask(manifest)
+        return {n: row for n, row in rows.items() if row["up"] and row["epoch"] >= manifest.epoch}
+
+    def wait(self, manifest: Manifest, *needed: str) -> bool:
+        """Wait until n-f brokers have adopted an epoch and `needed` have caught up; else False.
+
+        Until a new broker has caught up, it counts as one of the f faulty brokers.
+        """
+        deadline = time.monotonic() + self._where.timeout
+        while True:
+            taken = self._taken(manifest)
+            self.facts["taken"] = list(taken)
+            enough = len(taken) >= manifest.quorums.responders
+            if enough and all(n in taken and not taken[n].get("catching_up") for n in needed):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(PAUSE_S)
+
+    def finish(self, manifest: Manifest, *, wait: bool, json_: bool) -> None:
+        """Print what has changed, after waiting if requested; exit code 1 if too few adopted it."""
+        done = not wait or self.wait(manifest)
+        if json_:
+            print_json(self.facts | {"done": done})
+        else:
+            before, after = self.facts["before"], self.facts["after"]
+            out = console()
+            out.print(f"cell {self.facts['cell']}, epoch {self.facts['epoch']}", markup=False)
+            for name in before:
+                change = "" if before[name] == after[name] else f" → {after[name]}"
+                out.print(f"  {name:8} {before[name]}{change}", markup=False)
+            if "taken" in self.facts:
+                out.print(f"  taken by {', '.join(self.facts['taken'])}", markup=False)
+        if not done:
+            raise typer.Exit(1)
+
+
+def _shape(manifest: Manifest) -> dict[str, Any]:
+    quorums = manifest.quorums
+    return {
+        "brokers": ", ".join(manifest.broker_ids),
+        "n": quorums.n,
+        "f": quorums.f,
+        "quorum": quorums.intersecting,
+    }
+
+
+@app.command(example="members add broker-5 --host 10.0.0.5 --port 7005 -m cell --wait")
+def add(
+    name: NameArgument,
+    host: HostOption,
+    port: PortOption,
+    where: StepOptions,
+    wait: WaitOption = False,
+    offline: OfflineOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Add a broker: make its identity and write the next epoch. Then start it."""
+    steps = Steps(where, offline=offline)
+    new = steps.take(_adding(steps.path, name, host, port))
+    steps.finish(new, wait=wait, json_=json_)
+
+
+@app.command(example="members remove broker-1 -m cell --wait")
+def remove(
+    name: NameArgument,
+    where: StepOptions,
+    wait: WaitOption = False,
+    offline: OfflineOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Remove a broker: it exits when it has adopted the epoch."""
+    steps = Steps(where, offline=offline)
+    new = steps.take(_removing(name), going=(name,))
+    steps.finish(new, wait=wait, json_=json_)
+
+
+@app.command(example="members replace broker-1 broker-5 --host 10.0.0.5 --port 7005 -m cell")
+def replace(
+    old: Annotated[str, typer.Argument(help="The broker that goes.")],
+    new: Annotated[str, typer.Argument(help="The broker that comes.")],
+    host: HostOption,
+    port: PortOption,
+    where: StepOptions,
+    json_: JsonOption = False,
+) -> None:
+    """Add a broker, wait until it has caught up, and remove another: two epochs."""
+    steps = Steps(where)
+    added = steps.take(_adding(steps.path, new, host, port), going=(old,))
+    if not steps.wait(added, new):
+        raise UsageError(
+            f"{new} has not taken epoch {added.epoch} yet, or has not caught up: start it, wait "
+            "until 'quorumcast status' shows it as up, and then run 'quorumcast members remove "
+            f"{old}'"
+        )
+    try:
+        removed = steps.take(_removing(old), going=(old,))
+    except UsageError as error:
+        raise UsageError(
+            f"{new} has been added, and {old} not removed: {error}; then run 'quorumcast members "
+            f"remove {old}'"
+        ) from None
+    steps.finish(removed, wait=True, json_=json_)
+
+
+@app.command(example="members rotate broker-2 -m cell --wait")
+def rotate(
+    name: Annotated[str, typer.Argument(help="The node whose keys are replaced.")],
+    where: StepOptions,
+    wait: WaitOption = False,
+    offline: OfflineOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Give a node new keys; a broker reads its new identity file when it adopts the epoch."""
+    steps = Steps(where, offline=offline)
+    new = steps.take(rotating(steps.path, name))
+    steps.finish(new, wait=wait, json_=json_)
+
+
+def _adding(path: Path, name: str, host: str, port: int) -> Change:
+    from quorumcast.core.ids import NodeId
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest import build
+    from quorumcast.manifest.files import read_identity, write_identity
+    from quorumcast.manifest.successor import check_successor
+
+    if name == OPERATOR:
+        raise UsageError(f"no node can be called {OPERATOR!r}; choose another name")
+    file = path.parent / f"{name}{IDENTITY}"
+
+    def change(old: Manifest) -> Manifest:
+        identity = read_identity(file) if file.exists() else Identity.generate(NodeId(name))
+        certificate = _certificate(identity, old.brokers[0])
+        new = build.add_broker(old, identity.name, identity, host, port, certificate=certificate)
+        check_successor(old, new)
+        if not file.exists():
+            write_identity(file, identity)
+        return new
+
+    return change
+
+
+def _removing(name: str) -> Change:
+    from quorumcast.core.ids import NodeId
+    from quorumcast.manifest import build
+
+    return lambda old: build.remove_broker(old, NodeId(name))
+
+
+def rotating(path: Path, name: str) -> Change:
+    """The change that gives a node new keys.
+
+    A broker needs its old identity until it adopts the epoch, so the new one is a second file. The
+    new identity of a client replaces the old one, of which a copy is kept that no broker accepts.
+    """
+    from quorumcast.core.ids import NodeId
+    from quorumcast.crypto.identity import Identity
+    from quorumcast.manifest import build
+    from quorumcast.manifest.files import write_identity
+    from quorumcast.runtime.broker.identities import next_identity
+
+    identity = Identity.generate(NodeId(name))
+    file = path.parent / f"{name}{IDENTITY}"
+
+    def change(old: Manifest) -> Manifest:
+        entry = old.broker(name)
+        certificate = "" if entry is None else _certificate(identity, entry)
+        new = build.rotate(old, identity.name, identity, certificate=certificate)
+        if entry is not None and file.exists():
+            following = next_identity(file)
+            if following.exists():
+                raise UsageError(
+                    f"{name} has new keys already, in {following}, and has not taken the epoch "
+                    "that names them: wait until it has, or remove the file if it lies elsewhere"
+                )
+            write_identity(following, identity)
+            return new
+        if file.exists():
+            file.rename(file.with_name(f"{name}.epoch-{old.epoch}.old"))
+        write_identity(file, identity)
+        return new
+
+    return change
+
+
+def _certificate(identity: Identity, like: BrokerEntry) -> str:
+    """A TLS certificate, if the cell uses TLS."""
+    from quorumcast.runtime.links.tls import make_certificate
+
+    return make_certificate(identity) if like.certificate else ""

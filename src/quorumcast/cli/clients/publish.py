@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from quorumcast.cli.clients.rows import read_row
 from quorumcast.cli.common import console, print_json
 from quorumcast.cli.options import ClientOptions, JsonOption, ObserveOption
 from quorumcast.client.options import PublisherOptions, meanings
@@ -25,6 +27,8 @@ EXAMPLE = "publish orders 'ten apples' -m cell -i alice"
 MEANING = meanings(PublisherOptions)
 STANDARD_INPUT = "-"
 CHUNK_BYTES = 1 << 16
+#: Bytes of an invalid row or value in an error.
+SHOWN_BYTES = 60
 #: Chunks of standard input that are read ahead of publishing.
 CHUNKS_AHEAD = 4
 
@@ -157,3 +161,59 @@ async def _publish(
                     if rate:
                         await asyncio.sleep(start + published / rate - time.monotonic())
     return published
+
+
+# ------------------------------------------------------------------------- rows
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _zoned(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    if time.utcoffset() is None:
+        raise ValueError("no time zone")
+    return time
+
+
+def _naive(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    if time.utcoffset() is not None:
+        raise ValueError("a time zone")
+    return time
+
+
+#: By column type: the parser of its text form, and a description of the form.
+_READERS: dict[str, tuple[Callable[[str], object], str]] = {
+    "binary": (_bytes, "base64"),
+    "date32": (date.fromisoformat, "a date such as 2026-11-01"),
+    "timestamp[us]": (_naive, "a time without a zone, such as 2026-11-01T12:00:00"),
+    "timestamp[ms, UTC]": (_zoned, "a time such as 2026-11-01T12:00:00Z"),
+    "timestamp[us, UTC]": (_zoned, "a time such as 2026-11-01T12:00:00Z"),
+}
+
+
+def read_row(line: bytes, columns: Mapping[str, str]) -> dict[str, object]:
+    """Parse a line as a row with these columns and types."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        raise UsageError(
+            f"{line[:SHOWN_BYTES]!r} is no JSON object, which this channel's schema asks for; its "
+            f"columns are {', '.join(columns)}"
+        )
+    for name, value in row.items():
+        reader = _READERS.get(columns.get(name, ""))
+        if reader is None or not isinstance(value, str):
+            continue
+        read, looks = reader
+        try:
+            row[name] = read(value)
+        except ValueError:
+            raise UsageError(
+                f"column {name!r} is {columns[name]}: write {looks}, not {value[:SHOWN_BYTES]!r}"
+            ) from None
+    return row

@@ -81,10 +81,10 @@ def subscribe(
 ) -> None:
     """Print accepted events, one per line, new ones or from a point in the past on.
 
-    A line on standard error tells when the subscription stands. --receipt saves the receipt of the
-    last event for 'quorumcast verify', and needs --count or --no-follow; --evidence saves every
-    proof of a lie. In a pattern '*' is one level of a channel name and '**' any number of levels:
-    'plant/*/temp', 'plant/**'; each line then begins with the channel and a tab.
+    A line on standard error says when the subscription is established. --receipt saves the receipt
+    of the last event for 'quorumcast verify', and needs --count or --no-follow; --evidence saves
+    every proof of a lie. In a pattern '*' is one level of a channel name and '**' any number of
+    levels: 'plant/*/temp', 'plant/**'; each line then begins with the channel and a tab.
     Payloads are printed unchanged; with --json those that are not UTF-8 are "payload_base64".
 
     With --name the cell keeps the state of the subscription: printed events are acknowledged, and
@@ -287,7 +287,7 @@ def parse_start(text: str, *, option: str = "--from", words: tuple[str, ...] = (
 
 
 async def join(where: ClientOptions, node: Node, options: SubscriptionOptions) -> Subscription:
-    """Subscribe, and wait until the subscription stands."""
+    """Subscribe, and wait until the subscription is established."""
     subscription = options.call(node.subscribe)
     try:
         await subscription.wait_joined(where.timeout)

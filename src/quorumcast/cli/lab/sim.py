@@ -6,19 +6,21 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from quorumcast.cell import CELL_SYSTEM
-from quorumcast.cli.common import console, print_json
-from quorumcast.cli.lab.coverage import run_coverage
-from quorumcast.cli.lab.mutants import run_mutants
+from quorumcast.cli.common import console, print_json, table
 from quorumcast.cli.options import JsonOption, ScenarioOptions
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.sim.campaign import CampaignFindings
+    from quorumcast.sim.coverage.explore import Exploration
+    from quorumcast.sim.coverage.states import ProtocolState
     from quorumcast.sim.kernel.plan import Outcome
+    from quorumcast.sim.mutants.run import MutantReport, Result, RoomFigures
 
 EXAMPLE = "sim --seeds 200 --policy ab+history --adversary alter"
 
@@ -95,7 +97,7 @@ def sim(
     if which.system != CELL_SYSTEM and (mutants or coverage or workload is not None):
         raise UsageError("--mutants, --coverage and --workload are for cells: leave out --system")
     if mutants:
-        run_mutants(
+        _mutants(
             only=only or [],
             room=room or [],
             start=which.start,
@@ -117,7 +119,7 @@ def sim(
     if known_bad:
         _known_bad(which.system, json_)
     elif coverage:
-        run_coverage(which, seeds=SEEDS if seeds is None else seeds, steer=steer, json_=json_)
+        _coverage(which, seeds=SEEDS if seeds is None else seeds, steer=steer, json_=json_)
     elif plan is not None:
         _plan(plan, variant, json_)
     elif workload is not None:
@@ -263,3 +265,172 @@ def _known_bad(system: str, json_: bool) -> None:
         out.print(f"{len(catches) - len(missed)} of {len(catches)} caught")
     if missed:
         raise typer.Exit(1)
+
+
+# --------------------------------------------------------------------- coverage
+
+
+def _coverage(which: ScenarioOptions, *, seeds: int, steer: bool, json_: bool) -> None:
+    """Run scenarios and print the reached states; exit code 1 if a property was violated."""
+    from quorumcast.manifest.policy import POLICY_NAMES
+    from quorumcast.sim.campaign import replay_command
+    from quorumcast.sim.coverage.explore import explore
+    from quorumcast.sim.coverage.states import known_states
+
+    if seeds < 1 or which.start < 0:
+        raise UsageError("--seeds is 1 or more, --start 0 or more")
+    with ProgressDisplay() as shown:
+        exploration = explore(
+            seeds,
+            which.start,
+            which.one_policy,
+            which.one_adversary,
+            steer=steer,
+            progress=lambda so_far: shown(
+                f"{so_far.scenarios:,} of {seeds:,} scenarios, "
+                f"{len(so_far.transitions):,} transitions"
+            ),
+        )
+    policies = POLICY_NAMES if which.one_policy is None else (which.policy,)
+    unreached = exploration.unreached(policies)
+    known = sum(state.policy in policies for state in known_states())
+    replays = [replay_command(outcome) for outcome in exploration.failed]
+    if json_:
+        print_json(
+            {
+                "scenarios": exploration.scenarios,
+                "transitions": len(exploration.transitions),
+                "growth": exploration.growth,
+                "known_states": known,
+                "unreached": unreached,
+                "violations": len(replays),
+                "failures": replays,
+            }
+        )
+    else:
+        _print_coverage(exploration, known, unreached, replays)
+    if replays:
+        raise typer.Exit(1)
+
+
+def _print_coverage(
+    exploration: Exploration, known: int, unreached: list[ProtocolState], replays: list[str]
+) -> None:
+    out = console()
+    colour = "red" if replays else "green"
+    out.print(
+        f"[{colour}]{len(replays)} violations[/] in {exploration.scenarios:,} scenarios; "
+        f"{len(exploration.transitions):,} distinct transitions; "
+        f"{known - len(unreached)} of {known} known states reached"
+    )
+    for outcome, replay in zip(exploration.failed, replays, strict=True):
+        first = outcome.violations[0]
+        out.print(f"{first.property}: {first.detail}", markup=False)
+        out.print(f"  {replay}", markup=False)
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for state in unreached:
+        grouped.setdefault((state.role, state.what), []).append(state.policy)
+    if grouped:
+        out.print("never reached:")
+    for (role, what), policies in grouped.items():
+        out.print(f"  {role:10} {what:32} {', '.join(policies)}", markup=False, highlight=False)
+
+
+# ---------------------------------------------------------------------- mutants
+
+
+def _mutants(
+    *,
+    only: list[str],
+    room: list[str],
+    start: int,
+    seeds: int,
+    jobs: int,
+    minutes: float,
+    with_tests: bool,
+    json_: bool,
+) -> None:
+    """Run the catalogue and print what noticed each mistake; exit code 1 if nothing noticed one."""
+    from quorumcast.sim.mutants.run import Hunt, entries
+
+    if seeds < 1 or start < 0 or jobs < 1 or minutes <= 0:
+        raise UsageError("--seeds and --jobs are 1 or more, --start 0 or more, --minutes above 0")
+    tests = _tests_directory() if with_tests else None
+    with ProgressDisplay() as shown:
+        hunt = Hunt(
+            entries(room, only),
+            start=start,
+            seeds=seeds,
+            jobs=jobs,
+            minutes=minutes,
+            tests=tests,
+            progress=shown,
+        )
+        report = hunt.run()
+    if json_:
+        print_json(_mutants_json(report))
+    else:
+        _print_mutants(report, seeds)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+def _tests_directory() -> Path:
+    from quorumcast.sim.mutants.mistakes import PACKAGE
+
+    found = PACKAGE.parents[1] / "tests"
+    if not found.is_dir():
+        raise UsageError(
+            "--with-tests needs the tests of the source tree; run it from a checkout that is "
+            "installed with 'make install'"
+        )
+    return found
+
+
+def _mutants_json(report: MutantReport) -> object:
+    rooms = {room: _share(share) for room, share in report.rooms.items()}
+    return {**msgspec.to_builtins(report), "rooms": rooms, "total": _share(report.total)}
+
+
+def _share(share: RoomFigures) -> dict[str, object]:
+    return {**msgspec.to_builtins(share), "percent": round(share.percent, 1)}
+
+
+def _print_mutants(report: MutantReport, seeds: int) -> None:
+
+    out = console()
+    for result in report.results:
+        out.print(_mutant_line(result), markup=False, highlight=False, soft_wrap=True)
+    shown = table("room", "mistakes", "equivalent", "caught", "%", "by plan", "by test", "missed")
+    for room, share in [*report.rooms.items(), ("all", report.total)]:
+        shown.add_row(
+            *(room, str(share.mistakes), str(share.equivalent), str(share.caught)),
+            *(f"{share.percent:.0f}", str(share.by_plan), str(share.by_test), str(share.missed)),
+        )
+    out.print(shown)
+    out.print(
+        f"{report.total.caught} of {report.total.mistakes - report.total.equivalent} caught by at "
+        f"most {seeds} drawn scenarios each, in {report.seconds / 60:.1f} minutes",
+        highlight=False,
+    )
+    for seed, policy in report.unclean:
+        out.print(
+            f"the code as it is fails too, so this proves nothing: "
+            f"quorumcast sim --start {seed} --seeds 1 --policy {policy}",
+            markup=False,
+        )
+    if any(result.verdict.value == "not finished" for result in report.results):
+        out.print("time was up before all scenarios were tried: raise --minutes, or lower --seeds")
+
+
+def _mutant_line(result: Result) -> str:
+    said = f"{result.id:36} {result.verdict.value}"
+    if result.by is not None:
+        said += f" by {result.by.by}"
+        if result.by.seed >= 0:
+            said += f", seed {result.by.seed}, {result.by.policy}, {result.by.adversary}"
+    elif result.verdict.value not in ("equivalent", "broken"):
+        said += f" by {result.scenarios} scenarios, of which {result.reached} met it"
+    if result.by is None:
+        said += f": {result.reason or result.why}"
+    return said

@@ -166,10 +166,7 @@ class Consumer:
         self._ready.clear()
         self._answers.clear()
         self.session = secrets.randbits(61) + 1
-        self._in_flight = encode(
-            self._follower.shared, self._follower.name, OpenSession(self.session)
-        )
-        self.write(OpenSession(self.session))
+        self._write_awaited(OpenSession(self.session))
 
     def _session_decided(self) -> bool:
         return not self._in_flight or self.state.session(self._node.name) == self.session
@@ -266,12 +263,9 @@ class Consumer:
             self._open_session()
 
     def _update_pending(self) -> None:
-        mine = {
-            assignment.position: assignment
-            for assignment in self.state.assigned_to(self._node.name)
-        }
-        if self.state.session(self._node.name) != self.session:
-            mine = {}
+        mine = {}
+        if self.state.session(self._node.name) == self.session:
+            mine = {one.position: one for one in self.state.assigned_to(self._node.name)}
         for position in [p for p in self._pending if p not in mine]:
             del self._pending[position]
         for position, assignment in mine.items():
@@ -343,9 +337,7 @@ class Consumer:
         if state.session(self._node.name) != self.session:
             return
         if self._can_claim():
-            claim = ClaimPositions(self.session, room, self._live.end)
-            self._in_flight = encode(self._follower.shared, self._follower.name, claim)
-            self.write(claim)
+            self._write_awaited(ClaimPositions(self.session, room, self._live.end))
 
     def _can_claim(self) -> bool:
         return bool(self.state.returned) or self.state.next < self._live.end
@@ -399,7 +391,14 @@ class Consumer:
         """Publish an operation on the companion."""
         if self._failure is None:
             self.last_write_at = self._loop.time()
-            self._out.post(encode(self._follower.shared, self._follower.name, operation))
+            self._out.post(self._encoded(operation))
+
+    def _write_awaited(self, operation: OpenSession | ClaimPositions) -> None:
+        self._in_flight = self._encoded(operation)
+        self.write(operation)
+
+    def _encoded(self, operation: AnyOperation) -> bytes:
+        return encode(self._follower.shared, self._follower.name, operation)
 
     async def flush(self) -> None:
         """Wait until all acknowledgements so far are ordered."""

@@ -222,8 +222,8 @@ class NamedSubscription:
     def _state_lost(self, owner: NodeId | None) -> str:
         who = "" if owner is None else f" of {owner!r}"
         return (
-            f"{self._companion!r} no longer holds all operations, and none that say where the "
-            f"subscription {self.name!r}{who} stands, if it was ever used; begin it anew with "
+            f"{self._companion!r} no longer holds all operations, and none that say how far the "
+            f"subscription {self.name!r}{who} is, if it was ever used; begin it anew with "
             f"anew=True (--anew) and say from where with start (--from)"
         )
 
