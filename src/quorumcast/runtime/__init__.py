@@ -1,1 +1,1 @@
-"""The world around the machines: sockets, timers, disk, signals, metrics."""
+"""Runs machines in processes: sockets, timers, disk, signals, metrics."""

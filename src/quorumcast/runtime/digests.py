@@ -1,4 +1,4 @@
-"""Which digest is fastest here: it depends on the processor, so it is measured, not assumed."""
+"""Measures which digest is fastest on this machine, since that depends on the processor."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ async def _read_request(reader: asyncio.StreamReader) -> HttpRequest:
     length = int(headers.get("content-length", "0"))
     if not 0 <= length <= MAX_BODY_BYTES:
         raise ValueError(length)
-    # A web page in a browser on this machine must not be able to give orders.
+    # A web page in a browser can send no such request without asking first (CORS).
     if method != "GET" and headers.get("content-type", "") != "application/json":
         raise ValueError(method)
     url = urlsplit(target)

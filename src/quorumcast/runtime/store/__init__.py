@@ -1,1 +1,1 @@
-"""What a machine asked to keep: one SQLite file, one commit per turn of the loop."""
+"""A store for the records of a machine: one SQLite file, one commit per turn of the event loop."""
