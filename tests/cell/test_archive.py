@@ -22,7 +22,7 @@ from tests.support.cells import (
 from quorumcast.broadcast.acceptance import Acceptor, rule_for
 from quorumcast.broadcast.application import Proven
 from quorumcast.cell.subscribing import archive as keeping
-from quorumcast.cell.subscribing.archive import MAX_PENDING, PATIENCE, RANGES, Archive
+from quorumcast.cell.subscribing.archive import AWAITED_TICKS, MAX_PENDING, RANGES, Archive
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import DropReason, Effect
@@ -84,7 +84,7 @@ def test_archive_receipt_that_does_not_come_is_given_up() -> None:
     """Its application has stopped waiting: brokers must not be asked for ever."""
     at = archive()
     assert at.want(2, P[1])
-    assert [at.refresh() for _ in range(PATIENCE)] == [[2]] * PATIENCE
+    assert [at.refresh() for _ in range(AWAITED_TICKS)] == [[2]] * AWAITED_TICKS
     assert at.refresh() == []
     assert at.sizes()["proof_bytes"] == 0
 

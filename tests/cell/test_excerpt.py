@@ -28,12 +28,12 @@ from quorumcast.broadcast.messages import Cursor
 from quorumcast.cell.messages import Position, Positions, Subscribe, Vote
 from quorumcast.cell.serving.audience import EXCERPT_BYTES
 from quorumcast.cell.subscribing.excerpt import (
+    ALL_VOTES_MS,
     FIRST_SPAN,
-    HEAR_MS,
-    PARDON,
+    SKIPPED_FOR,
     SPAN_BYTES,
     STRIKES,
-    HearDue,
+    VotesDue,
 )
 from quorumcast.cell.subscribing.subscriber import Refresh, Subscriber
 from quorumcast.core.ids import NodeId, total_order
@@ -42,7 +42,7 @@ from quorumcast.core.machine import Connected, Disconnected, Effect, Receive, Se
 BROKERS = (B1, B2, B3, B4)
 TOTAL = limited("total")
 ORDER = total_order(ORDERS)
-UP = TimerFired(HearDue(ORDERS))
+UP = TimerFired(VotesDue(ORDERS))
 
 
 def begin(
@@ -104,7 +104,7 @@ def test_excerpt_waits_for_the_votes_of_all_that_can_be_reached() -> None:
     made, _ = begin(1, 2)
     early = feed(made.handle, *votes(1, b"a", by=(B4, B1)))
     assert delivered(early) == []
-    assert SetTimer(HearDue(ORDERS), HEAR_MS) in early
+    assert SetTimer(VotesDue(ORDERS), ALL_VOTES_MS) in early
     liar = feed(made.handle, vote(B2, 1, b"b", stream=ORDER), vote(B3, 1, b"a", stream=ORDER))
     (found,) = [effect for effect in liar if isinstance(effect, Deliver)]
     assert (found.body, found.votes, found.dissent) == (b"a", (B4, B1, B3), (B2,))
@@ -115,7 +115,7 @@ def test_excerpt_waits_for_a_broker_whose_link_is_still_being_made() -> None:
     made, _ = begin(1, 2, brokers=(B1, B3, B4))
     early = feed(made.handle, *votes(1, b"a", by=(B4, B1, B3)))
     assert delivered(early) == []
-    assert SetTimer(HearDue(ORDERS), HEAR_MS) in early
+    assert SetTimer(VotesDue(ORDERS), ALL_VOTES_MS) in early
     made.handle(Connected(B2), T0)
     late = feed(made.handle, vote(B2, 1, b"b", stream=ORDER))
     (found,) = [effect for effect in late if isinstance(effect, Deliver)]
@@ -152,13 +152,13 @@ def test_excerpt_slow_broker_is_waited_for_again_after_a_while() -> None:
     feed(made.handle, *votes(1, b"a", by=(B4, B1, B2)))
     made.handle(UP, T0)
     waits: list[bool] = []
-    for _ in range(PARDON + 1):
+    for _ in range(SKIPPED_FOR + 1):
         made.handle(Leave(ORDERS), T0)
         made.handle(Join(ORDERS, 1, until=2), T0)
         for broker in BROKERS:
             made.handle(Receive(broker, Positions(ORDERS, (Position(ORDER, 1, 100),))), T0)
         waits.append(delivered(feed(made.handle, *votes(1, b"a", by=(B4, B1, B2)))) == [])
-    assert waits == [False] * (PARDON - 1) + [True, True]
+    assert waits == [False] * (SKIPPED_FOR - 1) + [True, True]
 
 
 def test_excerpt_timer_of_what_has_come_meanwhile_gives_nobody_up() -> None:
@@ -166,7 +166,7 @@ def test_excerpt_timer_of_what_has_come_meanwhile_gives_nobody_up() -> None:
     for number in (1, 2):
         feed(made.handle, *votes(number, b"ab"[number - 1 : number], by=(B4, B1, B2)))
     assert delivered(feed(made.handle, vote(B3, 1, b"a", stream=ORDER))) == [(1, b"a")]
-    assert made.handle(UP, T0) == [SetTimer(HearDue(ORDERS), HEAR_MS)]
+    assert made.handle(UP, T0) == [SetTimer(VotesDue(ORDERS), ALL_VOTES_MS)]
     assert delivered(feed(made.handle, vote(B3, 2, b"b", stream=ORDER))) == [(2, b"b")]
 
 

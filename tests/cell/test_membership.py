@@ -10,7 +10,7 @@ from tests.support.cells import B1, B2, B3, B4, T0, Cell
 
 from quorumcast.cell.messages import Taken
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.membership import REMIND_MS, Adopt, Passage, Remind, Renewal
+from quorumcast.cell.serving.membership import REMIND_MS, Adopt, EpochProof, NewManifest, Remind
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Connected, Drop, DropReason, Receive, Send, SetTimer, TimerFired
 from quorumcast.core.quorum import Protection
@@ -56,13 +56,13 @@ def made(policy: str = "ab") -> tuple[Cell, Broker, Manifest]:
 def test_epoch_with_the_same_brokers_is_taken_at_once_where_there_is_no_log() -> None:
     cell, broker, _ = made()
     data = written(add_client(cell.manifest, NEW.name, NEW))
-    assert broker.handle(Renewal(data), T0) == [Adopt(data)]
+    assert broker.handle(NewManifest(data), T0) == [Adopt(data)]
 
 
 def test_epoch_with_other_brokers_waits_until_enough_go_by_the_present_one() -> None:
     cell, broker, following = made()
     data = written(following)
-    assert broker.handle(Renewal(data), T0) == [SetTimer(Remind(2), REMIND_MS)]
+    assert broker.handle(NewManifest(data), T0) == [SetTimer(Remind(2), REMIND_MS)]
     assert hear(cell, broker, B2, cell.manifest) == []
     assert hear(cell, broker, B2, cell.manifest) == []
     assert hear(cell, broker, B3, cell.manifest) == [Adopt(data)]
@@ -73,7 +73,7 @@ def test_epoch_with_other_brokers_waits_until_enough_go_by_the_present_one() -> 
 def test_broker_that_waits_for_the_others_words_says_its_own_again() -> None:
     """One may have been lost, and links of the present epoch are made only once."""
     cell, broker, following = made()
-    broker.handle(Renewal(written(following)), T0)
+    broker.handle(NewManifest(written(following)), T0)
     assert broker.handle(TimerFired(Remind(2)), T0) == [
         Send((B2, B3, B4), Taken(word(cell, B1, cell.manifest))),
         SetTimer(Remind(2), REMIND_MS),
@@ -86,15 +86,15 @@ def test_broker_that_has_gone_further_counts_among_those_that_go_by_the_present_
     """It had our word and the other's, and left before we had its own; the fourth is silent."""
     cell, broker, following = made()
     data, theirs = written(following), (word(cell, B2, following),)
-    broker.handle(Renewal(data), T0)
-    assert broker.handle(Passage(data, theirs), T0) == []
-    assert broker.handle(Passage(data, (word(cell, B2, following, signer=B4),)), T0) == []
+    broker.handle(NewManifest(data), T0)
+    assert broker.handle(EpochProof(data, theirs), T0) == []
+    assert broker.handle(EpochProof(data, (word(cell, B2, following, signer=B4),)), T0) == []
     assert hear(cell, broker, B3, cell.manifest) == [Adopt(data)]
 
 
 def test_word_on_another_manifest_of_the_present_epoch_does_not_count() -> None:
     cell, broker, following = made()
-    broker.handle(Renewal(written(following)), T0)
+    broker.handle(NewManifest(written(following)), T0)
     other = msgspec.structs.replace(cell.manifest, clients=())
     assert hear(cell, broker, B2, other) == [Drop(DropReason.CONFLICT, B2)]
     assert hear(cell, broker, B3, cell.manifest) == []
@@ -115,7 +115,7 @@ def test_of_epochs_to_come_one_word_of_each_broker_is_kept() -> None:
         far = msgspec.structs.replace(following, epoch=epoch)
         assert hear(cell, broker, B2, far) == []
     assert hear(cell, broker, B2, cell.manifest) == []
-    assert broker.sizes()["words"] == 3
+    assert broker.sizes()["epoch_statements"] == 3
 
 
 def test_epoch_that_lowers_f_is_taken_with_as_many_words_as_before() -> None:
@@ -125,8 +125,8 @@ def test_epoch_that_lowers_f_is_taken_with_as_many_words_as_before() -> None:
     words = tuple(word(cell, name, following) for name in cell.manifest.broker_ids[1:6])
     data = written(following)
     # Two of three might lie: one broker alone would know what was decided.
-    assert broker.handle(Passage(data, words[:3]), T0) == []
-    assert broker.handle(Passage(data, words), T0) == [Adopt(data, words)]
+    assert broker.handle(EpochProof(data, words[:3]), T0) == []
+    assert broker.handle(EpochProof(data, words), T0) == [Adopt(data, words)]
 
 
 def test_logs_that_have_decided_different_manifests_are_reported(
@@ -169,13 +169,13 @@ def test_passage_with_words_of_f_plus_1_brokers_is_taken_however_far(
     cell, broker, following = made(policy)
     far = msgspec.structs.replace(following, epoch=epoch)
     words = word(cell, B2, far), word(cell, B3, far), word(cell, B4, far)
-    assert broker.handle(Passage(written(far), words), T0) == [Adopt(written(far), words)]
+    assert broker.handle(EpochProof(written(far), words), T0) == [Adopt(written(far), words)]
 
 
 def test_passage_into_a_log_that_too_few_have_executed_waits() -> None:
     cell, broker, following = made("total")
     words = word(cell, B2, following), word(cell, B3, following)
-    assert broker.handle(Passage(written(following), words), T0) == []
+    assert broker.handle(EpochProof(written(following), words), T0) == []
 
 
 def test_passage_one_liar_lures_nobody_away() -> None:
@@ -189,20 +189,20 @@ def test_passage_one_liar_lures_nobody_away() -> None:
         (mine, word(cell, B3, other)),
         (mine, Signed(B3, b"nonsense", b"")),
     ):
-        assert broker.handle(Passage(data, words), T0) == []
+        assert broker.handle(EpochProof(data, words), T0) == []
     thief = Identity(NodeId("operator"), b"t" * 32)
     enough = word(cell, B2, following), word(cell, B3, following)
-    assert broker.handle(Passage(written(following, thief), enough), T0) == []
-    assert broker.handle(Passage(b"nonsense", enough), T0) == []
-    assert broker.handle(Passage(written(cell.manifest), enough), T0) == []
+    assert broker.handle(EpochProof(written(following, thief), enough), T0) == []
+    assert broker.handle(EpochProof(b"nonsense", enough), T0) == []
+    assert broker.handle(EpochProof(written(cell.manifest), enough), T0) == []
 
 
 def test_adopted_epoch_is_told_to_whoever_connects_and_votes_of_the_old_go() -> None:
     cell, broker, following = made()
     data = written(following)
     words = word(cell, B2, following), word(cell, B3, following)
-    broker.handle(Passage(data, words), T0)
+    broker.handle(EpochProof(data, words), T0)
     broker.adopt(following, following.keyring(cell.keyring(B1).identity))
-    assert {signed.signer for signed in broker.membership.words} == {B1, B2, B3}
+    assert {signed.signer for signed in broker.membership.statements} == {B1, B2, B3}
     said = broker.handle(Connected(NEW.name), T0)
     assert sum("Taken" in repr(effect) for effect in said) == 1

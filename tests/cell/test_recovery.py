@@ -556,11 +556,11 @@ def test_broker_liar_that_names_many_streams_costs_nothing() -> None:
     holdings = Holdings(Cell(AB).view(B1))
     invented = [Position(Stream(ORDERS, ALICE, n), 1, 9) for n in range(2, MAX_STREAMS_NAMED + 2)]
     for peer in PEERS:
-        holdings.hear(peer, Positions(ORDERS, (Position(STREAM, 1, 4),)))
-    holdings.hear(B2, Positions(ORDERS, (*invented, Position(STREAM, 1, 5))))
+        holdings.replace(peer, Positions(ORDERS, (Position(STREAM, 1, 4),)))
+    holdings.replace(B2, Positions(ORDERS, (*invented, Position(STREAM, 1, 5))))
     assert (len(holdings), holdings.streams()) == (MAX_STREAMS_NAMED + 1, [STREAM])
     assert holdings.of(STREAM)[B2].next == 5
-    holdings.hear(B2, Positions(ORDERS, ()))
+    holdings.replace(B2, Positions(ORDERS, ()))
     assert list(holdings.of(STREAM)) == [B3, B4]
 
 

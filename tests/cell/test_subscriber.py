@@ -58,8 +58,7 @@ from quorumcast.cell.messages import (
 )
 from quorumcast.cell.subscribing.archive import MAX_PENDING
 from quorumcast.cell.subscribing.fetching import PULL_MS, PULLS_BEFORE_CHANGE, PullDue
-from quorumcast.cell.subscribing.interest import QUIET_TICKS
-from quorumcast.cell.subscribing.silence import SILENT_TICKS
+from quorumcast.cell.subscribing.interest import QUIET_TICKS, SILENT_TICKS
 from quorumcast.cell.subscribing.subscriber import REFRESH_MS, Refresh, Subscriber
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream

@@ -84,7 +84,7 @@ def test_publisher_without_later_incarnations_gets_an_error(
     monkeypatch.setattr(
         outgoing, "incarnation_at", lambda now_us: next(claimed, 0) or incarnation_at(now_us)
     )
-    with pytest.raises(UsageError, match="claimed the last incarnation: publish at another seat"):
+    with pytest.raises(UsageError, match="used the last incarnation: publish at another seat"):
         lives(policy, 0, 1_000_000)
 
 

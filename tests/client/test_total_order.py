@@ -211,7 +211,7 @@ async def test_subscription_until_a_position_ends_there_with_the_votes_of_all(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "quorumcast.cell.subscribing.subscriber.HEAR_MS", 3_600_000
+        "quorumcast.cell.subscribing.subscriber.ALL_VOTES_MS", 3_600_000
     )  # all can be reached
     async with MemoryCell(channels={"trades": policy}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")

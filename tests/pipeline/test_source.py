@@ -41,7 +41,9 @@ PER_ORDER = 10
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody's vote is waited for: a broker may be slow on a busy machine."""
-    monkeypatch.setattr("quorumcast.cell.subscribing.subscriber.HEAR_MS", int(1000 * PATIENCE_S))
+    monkeypatch.setattr(
+        "quorumcast.cell.subscribing.subscriber.ALL_VOTES_MS", int(1000 * PATIENCE_S)
+    )
 
 
 @pytest.fixture(scope="module")

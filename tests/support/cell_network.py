@@ -15,7 +15,7 @@ from tests.support.network import HOP_MS, Disk, Network
 
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.membership import Adopt, Passage, Renewal
+from quorumcast.cell.serving.membership import Adopt, EpochProof, NewManifest
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Effect, Machine
@@ -100,7 +100,7 @@ class CellNetwork(Network):
 
     def show_file(self, broker: NodeId) -> None:
         """A broker looks at the operator's file."""
-        self.happen(broker, Renewal(self._signed[self.file.epoch]))
+        self.happen(broker, NewManifest(self._signed[self.file.epoch]))
 
     def _adopt(self, node: NodeId, effect: Adopt) -> None:
         """A broker goes by another manifest, or ends if that does not name it."""
@@ -108,7 +108,9 @@ class CellNetwork(Network):
         if manifest.broker(node) is None:
             self.stop(node)
         elif isinstance(machine, Broker):
-            self._take(node, KeptEpoch(manifest, machine.membership.older_logs(), effect.words))
+            self._take(
+                node, KeptEpoch(manifest, machine.membership.older_logs(), effect.statements)
+            )
 
     def _take(self, node: NodeId, kept: KeptEpoch) -> None:
         """All links are made anew: a session belongs to one epoch."""
@@ -140,7 +142,7 @@ class CellNetwork(Network):
             self._note(behind, f"READS THE FILE of epoch {self.file.epoch}")
             self._take(behind, KeptEpoch(self.file))
         elif isinstance(guide := self.machines[ahead], Broker):
-            words = guide.membership.words
+            words = guide.membership.statements
             shown = " ".join(sorted(signed.signer for signed in words)) or "nobody"
             self._note(ahead, f"Farewell epoch {epoch} on the words of {shown}", behind)
-            self.happen(behind, Passage(self._signed[epoch], words))
+            self.happen(behind, EpochProof(self._signed[epoch], words))

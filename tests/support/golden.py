@@ -319,7 +319,7 @@ class CellScript:
                 return f"suspects {suspect}: {reason.value}" + (f" at {number}" if number else "")
             case Accuse(evidence=evidence):
                 return self._accusation(evidence)
-            case Adopt(data=data, words=words):
+            case Adopt(data=data, statements=words):
                 signers = " ".join(sorted(signed.signer for signed in words))
                 shown = f" on the words of {signers}" if words else ""
                 return f"TAKES EPOCH {parse_manifest(data).epoch}{shown}"

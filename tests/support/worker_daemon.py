@@ -19,7 +19,7 @@ from quorumcast.pipeline.audit import job
 from quorumcast.pipeline.streams import datasource, reading, writing
 
 LOADED = (pd, pa, pyspark.worker, job, datasource, reading, writing)
-subscriber.HEAR_MS = 120_000  # type: ignore[attr-defined]  # it has it from `excerpt`
+subscriber.ALL_VOTES_MS = 120_000  # type: ignore[attr-defined]  # it has it from `excerpt`
 
 if __name__ == "__main__":
     daemon.manager()

@@ -1,4 +1,4 @@
-"""The messages of a cell beside those of its protocols, and the family of all of them."""
+"""The messages of a cell beside those of its protocols, and the family of all its messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from quorumcast.ordering.messages import (
 
 
 class Finish(Message, frozen=True, array_like=True):
-    """I publish nothing more on this channel for now: somebody else may have my place."""
+    """I publish nothing more on this channel for now: another client may have my place."""
 
     channel: ChannelName
 
@@ -53,7 +53,7 @@ class Finish(Message, frozen=True, array_like=True):
 class Refuse(Message, frozen=True, array_like=True):
     """I will not serve you on this channel, and why.
 
-    `listening` says whether it is about listening or about publishing; None: about both.
+    `listening`: whether it is about subscribing (True), publishing (False) or both (None).
     """
 
     channel: ChannelName
@@ -64,7 +64,7 @@ class Refuse(Message, frozen=True, array_like=True):
 class Position(msgspec.Struct, frozen=True, array_like=True):
     """What a broker holds of a stream: base … next-1; if asked for a time, oldest … next-1.
 
-    Of a stream that is `over` the broker will never hold `next`, nor anything after it.
+    `over`: the broker will never hold `next`, nor anything after it.
     """
 
     stream: Stream
@@ -77,8 +77,8 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 class Subscribe(Message, frozen=True, array_like=True):
     """Send me votes on this channel, from these cursors on; repeated whenever in doubt.
 
-    Asked for a time (microseconds), `Position.base` is the first number of it, or one before it.
-    With `until`: only numbers before that one, once.
+    With `since` (microseconds), `Position.base` in the answer is the first number of that time, or
+    one before it. With `until`: only numbers before that one, once.
     """
 
     channel: ChannelName
@@ -102,7 +102,7 @@ class Positions(Message, frozen=True, array_like=True):
 
 
 class Vote(Message, frozen=True, array_like=True):
-    """This broker vouches for a run (READY in Bracha); with bodies for those who asked for them.
+    """I vouch for a run (READY in Bracha); with bodies for subscribers that asked for them.
 
     On a chain, `order` names the chain and `vouchers` carry the MACs of the other last brokers.
     """
@@ -115,7 +115,7 @@ class Vote(Message, frozen=True, array_like=True):
 
 
 class Missed(Message, frozen=True, array_like=True):
-    """History taught me these publications; the fast path did not bring them."""
+    """I know these publications from a history; the fast path did not bring them."""
 
     stream: Stream
     first: Positive
@@ -137,9 +137,9 @@ class Checkpoint(Message, frozen=True, array_like=True):
 
 
 class Survey(Message, frozen=True, array_like=True):
-    """Of which publications on this channel are you sure? (Answered with `Positions`.)
+    """Which publications of this channel are final with you? Answered with `Positions`.
 
-    I am in this life: what I said in an earlier one I may have forgotten.
+    `life` is mine: I may have forgotten what I sent in an earlier one.
     """
 
     channel: ChannelName
@@ -147,7 +147,7 @@ class Survey(Message, frozen=True, array_like=True):
 
 
 class Regain(Message, frozen=True, array_like=True):
-    """What are these publications? Their digests, or their contents as well."""
+    """Send me the digests of these publications, or their contents as well."""
 
     stream: Stream
     first: Positive
@@ -156,7 +156,7 @@ class Regain(Message, frozen=True, array_like=True):
 
 
 class Regained(Message, frozen=True, array_like=True):
-    """My final word on publications, perhaps with their bodies."""
+    """The final digests of publications, perhaps with their bodies."""
 
     stream: Stream
     first: Positive
@@ -164,7 +164,7 @@ class Regained(Message, frozen=True, array_like=True):
 
 
 class Taken(Message, frozen=True, array_like=True):
-    """An epoch has been decided, and I go by it: signed, so that others can show it."""
+    """I have executed the decision on an epoch: signed, as a proof for others."""
 
     statement: Signed
 

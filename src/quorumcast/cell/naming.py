@@ -1,8 +1,8 @@
-"""Which streams to name where there are more than a message takes.
+"""The choice of streams where there are more than a message can name.
 
-One identity may have any number of lives, at any of its seats. If the list were simply cut off, its
-lives would hide the streams of all others. So each identity names its newest life, then each its
-second newest, and so on until the list is full.
+One identity may have any number of lives, at any of its seats. If the list were cut off, its lives
+would hide the streams of all others. So each identity names its newest life, then each its second
+newest, and so on until the list is full.
 """
 
 from __future__ import annotations
@@ -16,22 +16,17 @@ from quorumcast.core.limits import MAX_STREAMS_NAMED
 
 
 class Named(Protocol):
-    """Something about a stream."""
+    """A value about one stream."""
 
     @property
-    def stream(self) -> Stream:
-        """The stream that it is about."""
-        ...
+    def stream(self) -> Stream: ...
 
 
 N = TypeVar("N", bound=Named)
 
 
 def name_in_turn(found: Sequence[N]) -> tuple[N, ...]:
-    """As many of these as a message takes, the newest lives of each identity first, in turn.
-
-    They stay in the order in which they were found.
-    """
+    """As many of these as a message can name, identities in turn; their order is kept."""
     if len(found) <= MAX_STREAMS_NAMED:
         return tuple(found)
     by_identity: dict[NodeId, list[int]] = {}

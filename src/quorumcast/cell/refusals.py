@@ -1,4 +1,4 @@
-"""When a client may not use a channel: there is no such channel, or enough brokers refuse it."""
+"""Refusals of a channel to a client: it does not exist, or enough brokers refuse the client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quorumcast.manifest.view import View
 
 
 def channel_entry(manifest: Manifest, channel: Channel) -> ChannelEntry:
-    """The channel that the application means, or a sentence that names those there are."""
+    """The channel of this name; raises UsageError with the names that exist."""
     entry = manifest.channel(channel)
     if entry is None:
         raise UsageError(
@@ -26,7 +26,7 @@ def channel_entry(manifest: Manifest, channel: Channel) -> ChannelEntry:
 
 
 class Refusals:
-    """Brokers that refuse a client, per channel; f+1 that agree are believed, once."""
+    """Brokers that refuse a client, per channel; the client is told once, when f+1 agree."""
 
     __slots__ = ("_by_channel",)
 
@@ -35,22 +35,22 @@ class Refusals:
         self._by_channel: dict[Channel, Tally[str]] = {}
 
     def clear(self) -> None:
-        """A new epoch: whoever refused before may serve us now."""
+        """Forget all refusals: in a new epoch brokers may serve us."""
         self._by_channel.clear()
 
     def forget(self, channel: Channel) -> None:
-        """The client has given the channel up; it may ask again."""
+        """Forget the refusals of a channel that the client left or opens again."""
         self._by_channel.pop(channel, None)
 
     def served(self, channel: Channel, broker: NodeId) -> None:
-        """A broker serves us: what it said before no longer holds."""
+        """Withdraw the refusal of a broker that serves us now."""
         if channel in self._by_channel:
             self._by_channel[channel].withdraw(broker)
 
-    def hear(
+    def on_refuse(
         self, view: View, used: Collection[Channel], broker: NodeId, refuse: Refuse
     ) -> list[Effect]:
-        """A broker refuses; `used` are the channels on which we asked for anything."""
+        """Count the refusal of a broker; `used` are the channels that the client uses."""
         if broker not in view.brokers or refuse.channel not in used:
             return [Drop(DropReason.UNEXPECTED, broker)]
         tally = self._by_channel.setdefault(refuse.channel, Tally())

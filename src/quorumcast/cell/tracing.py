@@ -1,4 +1,4 @@
-"""What a trace says of a cell: the parameters of a run, and what becomes of publications."""
+"""The trace of a cell: the parameters of a run, and the hops of publications."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class CellParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def _note_run(recorder: Recorder, me: NodeId, send: Any) -> None:
-    """A run of publications, or a vote for one, goes to each of these peers."""
+    """Note that a run of publications, or a vote for one, is sent to peers."""
     message: Publish | Offer | ChainRun | Vote = send.message
     if isinstance(message, Vote):
         kind = "forwarded"
     else:
-        # A stream that is resumed belongs to all seats of its publisher.
+        # A resumed stream belongs to all seats of its publisher.
         own = message.stream.publisher == me or message.stream.publisher == holder(me)
         kind = "published" if own else "passed_on"
     order = message.order if isinstance(message, ChainRun | Vote) else ()
@@ -61,7 +61,7 @@ def _note_acceptance(recorder: Recorder, me: NodeId, deliver: Deliver) -> None:
     )
 
 
-#: Hops are not noted: they follow from a channel's policy, which no message names.
+#: The number of hops is not noted: it follows from a channel's policy, which no message names.
 CELL_NOTES: Notes = {
     **dict.fromkeys((Publish, Offer, ChainRun, Vote), _note_run),
     Deliver: _note_acceptance,

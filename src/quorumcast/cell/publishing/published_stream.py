@@ -1,7 +1,6 @@
-"""A line of a publisher: what it keeps for one stream.
+"""A stream that a publisher publishes: a sender for publications and, perhaps, one for histories.
 
-Two senders at most: one for the publications and, where the policy has a history, another for the
-histories. The line cuts what is submitted into runs and says when a history is due.
+It cuts what is submitted into runs and decides when a history is due.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from quorumcast.ordering.offer_sender import OfferSender, ResumedSender
 RETRANSMIT_MS = 250
 #: After this much idleness the tail gets a history of its own.
 TAIL_MS = 80
-#: Bytes of contents in one run, which travels as one message: a backlog is cut so that readers work
-#: on the first part while the next is on its way, and need no buffers for more. In smaller parts
-#: what each run costs by itself, above all where it is ordered, begins to show.
+#: Bytes of contents in one run, which travels as one message. A backlog is cut so that receivers
+#: work on the first part while the next is on its way; smaller runs would cost more overhead each,
+#: above all under total order.
 MAX_RUN_BYTES = 2 * 1024 * 1024
-#: A rest of no more than this goes with the run before it: ordering a small run costs as much.
+#: A rest of at most this size joins the run before it: a small run has the same overhead.
 MAX_REST_BYTES = MAX_RUN_BYTES // 4
-#: A history is sent at the latest for this part of the bytes that brokers retain.
+#: A history is sent at the latest after 1/HISTORY_PART of the bytes that brokers retain.
 HISTORY_PART = 4
 
 
 class Retransmit(Timer, frozen=True, tag=True):
-    """See whether brokers acknowledge what they were sent."""
+    """Retransmit what brokers have not acknowledged."""
 
     stream: Stream
 
@@ -75,7 +74,7 @@ class PublishedStream:
     def __init__(self, view: View, entry: ChannelEntry, incarnation: int) -> None:
         self.stream = Stream(entry.name, view.me, incarnation)
         if self.stream.line is not None:
-            # The client's own, whichever seat it takes this time.
+            # A resumed stream belongs to the client, whichever seat it has this time.
             self.stream = Stream(entry.name, holder(view.me), incarnation)
         self._keyring = view.keyring
         policy = self._policy = entry.policy
@@ -91,7 +90,7 @@ class PublishedStream:
             self.data = kind(self.stream, view, policy)
         else:
             self.data = FanOutSender(self.stream, view, policy, history)
-        #: The latest life that each broker knows, of those that know a later one than this.
+        #: The latest incarnation that each broker knows, if later than this one.
         self.outlived: dict[NodeId, int] = {}
         #: Publications between histories, right now.
         self.alpha = policy.alpha
@@ -100,21 +99,21 @@ class PublishedStream:
         #: Digests of the runs since `covered`, and how many bytes each of them has.
         self._uncovered: deque[tuple[bytes, int]] = deque()
         self._uncovered_bytes = 0
-        #: A history is due for so many bytes: brokers echo it only while they retain all of them.
+        #: A history is due for so many bytes: brokers echo it only if they retain all of them.
         self._history_bytes = policy.limits.retained_bytes // HISTORY_PART
-        #: What subscribers were said to have missed at the last history.
+        #: The count of missed publications when α was last lowered.
         self._missed = 0
         #: The last history that α was adapted to.
         self._judged = 0
         self._limit = min(MAX_RUN, policy.limits.window, policy.alpha_ceiling or MAX_RUN)
         if self.stream.line is not None:
-            self._limit = 1  # whoever goes on must cut as whoever began did
+            self._limit = 1  # every life must cut it into the same runs
         self.last_submit = Millis(0)
         #: Whether brokers have been told of this stream.
         self.introduced = False
-        #: Whether the application has closed it, and brokers are told once everything has arrived.
+        #: Whether the application has closed it; brokers are told once everything has arrived.
         self.finishing = False
-        #: Whether it has said so; the place goes when every line of the channel has.
+        #: Whether everything has arrived; brokers are told when all streams of the channel did.
         self.finished = False
         #: Whether the timers are set.
         self.retransmitting = False
@@ -122,7 +121,7 @@ class PublishedStream:
 
     @property
     def senders(self) -> tuple[FanOutSender, ...]:
-        """The lanes of this line."""
+        """The senders of both lanes, or of the only one."""
         return (self.data,) if self.history is None else (self.data, self.history)
 
     def recount(self) -> list[Effect]:
@@ -134,7 +133,7 @@ class PublishedStream:
         return effects
 
     def connected(self, peer: NodeId) -> list[Effect]:
-        """Introduce the stream to a broker."""
+        """Introduce the stream to a broker that can be reached."""
         return [effect for sender in self.senders for effect in sender.connected(peer)]
 
     def submit(self, bodies: tuple[bytes, ...], now: Millis) -> list[Effect]:
@@ -170,7 +169,7 @@ class PublishedStream:
         return runs
 
     def _maybe_send_history(self) -> list[Effect]:
-        """A history whenever α publications, or many bytes, are on their way without one."""
+        """Send a history if α publications, or many bytes, were sent without one."""
         effects: list[Effect] = []
         while self._uncovered and (
             self.data.reach - self.covered >= self.alpha
@@ -183,10 +182,10 @@ class PublishedStream:
         return effects
 
     def send_history(self) -> list[Effect]:
-        """Sign what is on its way and not covered yet, and send it through Bracha.
+        """Sign what was sent and is not in a history yet, and send that through Bracha.
 
-        A history names only what was sent, and ends where a run ends, within 2α. One that named
-        what waits for credit would wait for it at the brokers, and the credit for the history.
+        A history ends where a run ends, within 2α. It names nothing that waits for credit: it would
+        wait for that at the brokers, and the credit for the history.
         """
         if self.history is None:
             return []
@@ -214,7 +213,7 @@ class PublishedStream:
         return self.history.send(history_body(signed), self.covered + 1)
 
     def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
-        """Progress on one of the lanes."""
+        """Handle an acknowledgement on one of the lanes."""
         if ack.stream.lane is Lane.HISTORY:
             if self.history is None:
                 return [Drop(DropReason.UNEXPECTED, broker)]
@@ -228,7 +227,7 @@ class PublishedStream:
         return effects
 
     def _adapt(self) -> None:
-        """By the word of f+1 brokers: a single one might tell anything."""
+        """Adapt α to what f+1 brokers report; a single one may lie."""
         missed = self.data.missed
         if missed > self._missed:
             self._missed = missed

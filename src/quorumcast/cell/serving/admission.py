@@ -1,10 +1,9 @@
-"""Who may do what at a broker: rights by the manifest, and places by the limits of a channel.
+"""Who may use a channel at a broker: rights from the manifest, and the channel's limits on clients.
 
-A channel may limit how many clients publish and listen at the same time. Every broker counts for
-itself: a client has a place from its first word on the channel until it says that it has finished,
-or is gone; all its seats have one between them, or a single identity could take dozens. Whoever
-has one is never refused for want of places. A client gives up once f+1 brokers refuse it; with
-fewer it goes on, and asks those again.
+A channel may limit how many clients publish and subscribe at the same time. Each broker counts for
+itself. A client takes a place with its first message on the channel and keeps it until it finishes
+or disconnects; all seats of a client share one place. A client gives up once f+1 brokers refuse it;
+with fewer refusals it goes on, and asks those brokers again.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from quorumcast.ordering.messages import Offer
 
 
 class Admission:
-    """The door of one broker."""
+    """The clients that one broker admits to each channel."""
 
     __slots__ = ("_audience", "_publishers", "_view", "disk_full")
 
     def __init__(self, view: View, audience: Audience) -> None:
         self._view = view
         self._audience = audience
-        #: Who publishes on a channel; only those with the right to, at the seats of no more clients
-        #: than its limit. Whoever has a place keeps it in the next epoch.
+        #: The publishers of a channel, by seat; only entitled ones, of no more clients than its
+        #: limit. They keep their places in the next epoch.
         self._publishers: dict[Channel, dict[NodeId, None]] = {}
         self.disk_full = False
 
@@ -38,22 +37,22 @@ class Admission:
         return {"publishing": sum(map(len, self._publishers.values()))}
 
     def publishers(self) -> dict[Channel, list[NodeId]]:
-        """Who publishes on what, for people to look at."""
+        """The publishers of each channel, for people to read."""
         return {channel: list(there) for channel, there in self._publishers.items()}
 
-    def lose(self, peer: NodeId) -> None:
-        """A node cannot be reached: its places are free."""
+    def disconnected(self, peer: NodeId) -> None:
+        """Free the places of a node that cannot be reached."""
         for there in self._publishers.values():
             there.pop(peer, None)
 
     def finish(self, publisher: NodeId, channel: Channel) -> None:
-        """A publisher has nothing more to say for now: its place is free."""
+        """Free the place of a publisher that has finished."""
         self._publishers.get(channel, {}).pop(publisher, None)
 
     # ------------------------------------------------------------- refusals
 
     def refuse(self, sender: NodeId, channel: Channel, reason: DropReason) -> list[Effect]:
-        """The answer to somebody without a right, or about no channel at all."""
+        """The answer to a client without the right, or about a channel that does not exist."""
         said = (
             f"there is no channel {channel!r}"
             if reason is DropReason.UNKNOWN_CHANNEL
@@ -70,7 +69,7 @@ class Admission:
         return [Drop(DropReason.OVER_LIMIT, sender), Send((sender,), refusal)]
 
     def may_not_listen(self, sender: NodeId, channel: Channel) -> list[Effect]:
-        """The refusal of whoever has no right to hear this, or nothing."""
+        """The refusal of a client without the right to subscribe, or nothing."""
         if self._view.channel(channel) is None:
             return self.refuse(sender, channel, DropReason.UNKNOWN_CHANNEL)
         if not self._view.may_subscribe(sender, channel):
@@ -78,7 +77,7 @@ class Admission:
         return []
 
     def may_not_enter(self, sender: NodeId, channel: Channel) -> list[Effect]:
-        """The refusal of a subscriber, or nothing."""
+        """The refusal of a new subscriber, or nothing."""
         if refusal := self.may_not_listen(sender, channel):
             return refusal
         entry = self._view.channel(channel)
@@ -88,10 +87,7 @@ class Admission:
         return self._full(sender, channel, "subscribers", entry.policy.limits.subscribers)
 
     def may_not_publish(self, sender: NodeId, channel: Channel) -> list[Effect]:
-        """The refusal of a publisher with the right, for want of a place; or nothing, and a place.
-
-        What others pass on in its name needs none.
-        """
+        """The refusal of an entitled publisher if the channel is full; else it takes a place."""
         there = self._publishers.setdefault(channel, {})
         if sender in there:
             return []
@@ -102,7 +98,7 @@ class Admission:
         return []
 
     def may_not_offer(self, event: Receive) -> list[Effect]:
-        """The refusal of what a client wants ordered, or nothing."""
+        """The refusal of a message to a log, or nothing."""
         message, sender = event.message, event.sender
         if not isinstance(message, Offer | Open) or sender in self._view.brokers:
             return []
@@ -121,7 +117,7 @@ class Admission:
 
 
 def _has_room(there: Collection[NodeId], sender: NodeId, limit: int) -> bool:
-    """Whether a node has a place, or its client has, or there is one more."""
+    """Whether a node or its client has a place already, or there is a free one."""
     if len(there) < limit or sender in there:
         return True
     clients = {holder(node) for node in there}

@@ -1,8 +1,8 @@
-"""A broker's audience: who listens to which channel, and what is sent to them.
+"""A broker's audience: the subscribers of each channel, and what is sent to them.
 
 A subscriber asks one broker for bodies and the others for votes alone, so contents travel once. It
-may say again at any time from where it wants to hear: replays are how losses of every kind are
-repaired, and are served only `REPLAYS` times per `REPLAYS_MS`, so that nobody has them by the ton.
+may repeat its subscription at any time: replays repair losses of every kind. They are limited to
+`REPLAYS` per `REPLAYS_MS`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stre
 from quorumcast.core.limits import MAX_FRAME_BYTES
 from quorumcast.core.machine import Bodies, Effect, Send
 
-#: So many requests of a subscriber for replays are served in so many milliseconds. Joining takes
-#: two in quick succession: where are the streams, and then from there on.
+#: Replays that a subscriber gets per REPLAYS_MS. Joining takes two in quick succession: one for the
+#: positions of the streams, one from there on.
 REPLAYS = 4
 REPLAYS_MS = 20
-#: So many pulls and requests for signatures of one subscriber are served in the same time.
+#: Pulls, and requests for signatures, that a subscriber may make in the same time.
 PULLS = 32
 ATTESTS = 64
 #: Reads per cursor of one replay; a read ends where the chain changes or a frame is full.
 REPLAY_READS = 8
-#: The same for a part of the past that ends somewhere; in small runs, which can be used while the
-#: next ones come.
+#: The same for a replay with an end, in small runs that can be used while the next ones come.
 EXCERPT_READS = 64
 EXCERPT_BYTES = 1024 * 1024
 
@@ -37,18 +36,18 @@ class Audience:
 
     def __init__(self, me: NodeId) -> None:
         self._me = me
-        #: Who listens to a channel, and whether with bodies; only those with the right to.
+        #: The subscribers of each channel, and whether they want bodies; only entitled ones.
         self._readers: dict[Channel, dict[NodeId, bool]] = {}
-        #: Since when, and how often since then, a subscriber asked for replays of a channel, for
-        #: contents, or for signatures.
+        #: Since when, and how often since then, a node asked for replays of a channel, or for
+        #: another kind of answer.
         self._asked: dict[tuple[NodeId, Channel | type], tuple[Millis, int]] = {}
 
     def readers(self, channel: Channel) -> tuple[NodeId, ...]:
-        """Who listens to a channel right now."""
+        """The subscribers of a channel right now."""
         return tuple(self._readers.get(channel, ()))
 
     def channels(self) -> dict[Channel, list[NodeId]]:
-        """Who listens to what, for people to look at."""
+        """The subscribers of each channel, for people to read."""
         return {channel: list(readers) for channel, readers in self._readers.items()}
 
     def sizes(self) -> dict[str, int]:
@@ -59,13 +58,13 @@ class Audience:
         }
 
     def enter(self, reader: NodeId, asked: Subscribe, now: Millis) -> bool:
-        """A subscriber asks for votes; False if it asks for replays too often."""
+        """Add a subscriber, unless it wants an excerpt; False if it asks for replays too often."""
         if not asked.until:
             self._readers.setdefault(asked.channel, {})[reader] = asked.bodies
         return self.may_ask(reader, asked.channel, REPLAYS, now)
 
     def may_ask(self, reader: NodeId, what: Channel | type, limit: int, now: Millis) -> bool:
-        """Whether a subscriber has asked for this less often than `limit` in a short while."""
+        """Whether a node has asked for this less often than `limit` within REPLAYS_MS."""
         since, count = self._asked.get((reader, what), (now, 0))
         if now - since >= REPLAYS_MS:
             since, count = now, 0
@@ -73,18 +72,18 @@ class Audience:
         return count < limit
 
     def leave(self, reader: NodeId, channel: Channel) -> None:
-        """A subscriber has heard enough."""
+        """Remove a subscriber from a channel."""
         self._readers.get(channel, {}).pop(reader, None)
 
-    def lose(self, peer: NodeId) -> None:
-        """A node cannot be reached; if it was a subscriber it will ask again."""
+    def disconnected(self, peer: NodeId) -> None:
+        """Remove a node that cannot be reached; it will subscribe again."""
         for readers in self._readers.values():
             readers.pop(peer, None)
 
     # ---------------------------------------------------------------- votes
 
     def votes(self, served: ServedStream, vouch: Vouch) -> list[Effect]:
-        """What the audience is told of a run that the broker vouches for."""
+        """The votes for a run that this broker vouches for."""
         readers = self._readers.get(vouch.stream.channel)
         if not readers:
             return []
@@ -96,17 +95,13 @@ class Audience:
         vote = Vote(vouch.stream, vouch.first, vouch.digests)
         full = tuple([reader for reader, wants in readers.items() if wants])
         bare = tuple([reader for reader, wants in readers.items() if not wants])
-        effects: list[Effect] = []
-        if full:
-            effects.append(Send(full, vote, bodies))
-        if bare:
-            effects.append(Send(bare, vote))
-        return effects
+        effects: list[Effect] = [Send(full, vote, bodies)] if full else []
+        return [*effects, Send(bare, vote)] if bare else effects
 
     def _chain_votes(
         self, chain: Carrier, vouch: Vouch, readers: dict[NodeId, bool], bodies: Bodies
     ) -> list[Effect]:
-        # Only the last broker of a chain speaks to subscribers, so it always sends the bodies.
+        # Only the last broker of a chain sends to subscribers, so it always sends the bodies.
         stream, first, digests, order = vouch.stream, vouch.first, vouch.digests, vouch.order
         return [
             Send((reader,), Vote(stream, first, digests, order, chain.vouchers_for(reader)), bodies)
@@ -119,7 +114,7 @@ class Audience:
         """Vote again, from a number on, for what is held."""
         ledger = served.ledger(stream.lane)
         first = max(first, ledger.base)
-        # What the journal does not hold yet is said when it does.
+        # Numbers that the journal does not hold yet are sent when it does.
         stop = min(first + served.entry.policy.limits.replayed, served.sayable(stream.lane))
         reads, size = REPLAY_READS, MAX_FRAME_BYTES // 4
         if asked.until:
@@ -140,5 +135,5 @@ class Audience:
     def _vote_again(self, served: ServedStream, stream: Stream, held: StoredRun) -> Vote | None:
         if stream.lane is Lane.HISTORY or not served.entry.policy.chained:
             return Vote(stream, held.first, held.digests)
-        # Of what a history settled nobody says by which chain it came.
+        # A run that a history settled has no chain, so there is no vote for it.
         return Vote(stream, held.first, held.digests, held.order) if held.order else None

@@ -127,7 +127,7 @@ class Broker:
         manifest: Manifest,
         keyring: Keyring,
         older: Collection[Protection] = (),
-        words: tuple[Signed, ...] = (),
+        proof: tuple[Signed, ...] = (),
         *,
         life: bytes,
     ) -> None:
@@ -138,7 +138,7 @@ class Broker:
         self._journal = Journal()
         self._served = ServedStreams(view, self._audience.readers, life, self._journal.released)
         self._sequencers = Sequencers(view, self._served, older, life=life)
-        self.membership = Membership(view, self._sequencers, words)
+        self.membership = Membership(view, self._sequencers, proof)
         self._retransmission = Retransmission()
         self._recovery = Recovery(view, self._served, self._journal)
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
@@ -214,8 +214,8 @@ class Broker:
             case Connected():
                 return self.membership.look(event)
             case Disconnected(peer=peer):
-                self._audience.lose(peer)
-                self._admission.lose(peer)
+                self._audience.disconnected(peer)
+                self._admission.disconnected(peer)
                 self._recovery.disconnected(peer)
                 return []
             case Storage(full=full):
@@ -386,12 +386,12 @@ class Broker:
         Only echoes of runs that are delivered count, and chain runs that came before: each broker
         further down the chain verifies those again.
         """
-        carrier, word = served.lane(lane), event.message
-        if isinstance(word, ChainRun) and (
-            word.first + len(word.digests) // DIGEST_SIZE > carrier.ledger.next
-        ):
-            return True
-        if isinstance(word, Echo) and not carrier.is_done(word.first):
+        carrier, message = served.lane(lane), event.message
+        if isinstance(message, ChainRun):
+            count = len(message.digests) // DIGEST_SIZE
+            if message.first + count > carrier.ledger.next:
+                return True
+        if isinstance(message, Echo) and not carrier.is_done(message.first):
             return True
         return self._retransmission.may_answer(event.sender, now)
 
@@ -403,12 +403,12 @@ class Broker:
         ledger = served.ledger(lane)
         base = ledger.base
         if not ledger.begun and served.entry.policy.settles:
-            word = self._recovery.may_begin(opened)
-            if word is None and event.sender == served.stream.publisher:
+            allowed = self._recovery.may_begin(opened)
+            if allowed is None and event.sender == served.stream.publisher:
                 ledger.unrepeated = opened.base
                 asked = self._recovery.left_out(served.stream)
                 return self._finish(served, [], lane, told=True) + asked
-            event = event if word is None else Receive(event.sender, word)
+            event = event if allowed is None else Receive(event.sender, allowed)
         effects = self._finish(served, served.carrier.handle(event, now), lane, told=True)
         if ledger.base > base or ledger.left_behind:
             effects += self._recovery.left_out(served.stream)
@@ -425,7 +425,7 @@ class Broker:
                     return [Drop(DropReason.OVER_LIMIT, sender)]
                 return answer_peer(self._served, sender, message)
             case _:
-                return self._positioned(self._recovery.hear(event)) + self._note_endings()
+                return self._positioned(self._recovery.on_answer(event)) + self._note_endings()
 
     def _finish(
         self,
@@ -519,8 +519,8 @@ class Broker:
             ):
                 # It may be ready for what others echoed, but never contradicts its own echo.
                 return []
-            case Echo() | Ready() as word:
-                records = served.echoed(word)
+            case Echo() | Ready() as vote:
+                records = served.echoed(vote)
             case _:
                 pass
         if not records:

@@ -52,7 +52,7 @@ def peers_needed(
 def answer_peer(streams: ServedStreams, sender: NodeId, message: Survey | Regain) -> list[Effect]:
     """The answer to a peer that asks for positions, digests or contents."""
     if isinstance(message, Survey):
-        streams.hear_life(sender, message.life)
+        streams.note_life(sender, message.life)
         held = [
             Position(stream, carrier.final_from, end)
             for served in streams.all()
@@ -116,7 +116,7 @@ class Holdings:
             for stream, position in told.items():
                 self._by_stream.setdefault(stream, {})[peer] = position
 
-    def hear(self, peer: NodeId, message: Positions) -> list[Stream]:
+    def replace(self, peer: NodeId, message: Positions) -> list[Stream]:
         """Replace a peer's report on a channel; returns the streams in it that are not over."""
         self._streams = None
         for stream in self._told.get((message.channel, peer), ()):

@@ -1,26 +1,24 @@
-"""From one epoch to the next: when a broker goes by another manifest, and how others know.
+"""Epoch changes: when a broker adopts the next manifest, and how it proves that to others.
 
 Where there is a log the manifest is ordered in it (`ordering.epochs`); with two logs, in both. A
-broker that has executed it signs a word (`EpochStatement`) and says so to the others, but stays in
-its epoch and goes on helping there until 2f+1 brokers *of the next epoch* have said the same (f+1
-where brokers only crash). Then f+1 correct ones hold what was decided up to it, which is as many as
-others need to learn it from; and signed words can be shown to anybody. So one broker that has moved
-on is enough to bring all the others along. If everybody moved upon executing, those who are left
-might be too few to finish what one had decided; and with f+1 words of which one is a liar's, or of
-a broker that leaves, a single broker would know what nobody believes it alone.
+broker that has executed it signs an `EpochStatement` and sends it to the others, but stays in its
+epoch until 2f+1 brokers *of the next epoch* have signed (f+1 where brokers only crash). Then f+1
+correct ones hold what was decided before, enough for others to learn it; and the statements prove
+the epoch, so one broker that has moved brings all the others along. If brokers moved as soon as
+they executed, those left might be too few to finish what one of them had decided. With only f+1
+statements, one by a liar or a leaving broker, one broker could know what no other believes.
 
-Where there is no log the operator's file is enough. But where it changes the brokers or f, a broker
-takes it only once n-f brokers go by the present epoch or a later one: quorums intersect from one
-step to the next, and not beyond. A broker that waits for their words says its own again: it may be
-what another one waits for.
+Without a log the operator's file is enough. But where it changes the brokers or f, a broker adopts
+it only once n-f brokers are in the present epoch or a later one: quorums of successive epochs
+intersect, others need not. A broker that waits repeats its own statement, which others may lack.
 
-Whoever has been away finds the words in the farewells of the others (`Passage`). It believes f+1 of
-them by brokers of the epoch that it knows, about whichever epoch they go by now.
+A broker that has been away gets the statements with the greeting of others (`EpochProof`). It
+believes f+1 of them by brokers of the epoch that it knows, about any later epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from quorumcast.cell.messages import Taken
 from quorumcast.cell.serving.sequencers import Sequencers, anchored
@@ -40,47 +38,46 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.quorum import Protection, faulty_across
 from quorumcast.core.statements import EpochStatement, Signed, canonical, parse_epoch
-from quorumcast.crypto.directory import PublicKeys
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.manifest.files import manifest_digest, parse_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.view import View
 
-#: How often a broker that waits to move on says so.
+#: The interval at which a broker that waits for others repeats its statement.
 REMIND_MS = 300
 
 
-class Renewal(Event, frozen=True):
+class NewManifest(Event, frozen=True):
     """The operator's manifest file has a newer epoch; the driver has read and checked it."""
 
     data: bytes
 
 
-class Passage(Event, frozen=True):
-    """Somebody shows a manifest and the words of brokers that go by it; nothing is checked yet."""
+class EpochProof(Event, frozen=True):
+    """A manifest and statements of brokers that adopted it, from a peer; not checked yet."""
 
     data: bytes
-    words: tuple[Signed, ...]
+    statements: tuple[Signed, ...]
 
 
 class Adopt(Effect, frozen=True):
-    """The time has come to go by this manifest: `adopt` it, and greet everybody anew.
+    """Call `adopt` with this manifest, and greet all peers anew.
 
-    `words` prove to others that it was decided; none where nothing has to be.
+    `statements` prove to others that it was decided; there are none without a log.
     """
 
     data: bytes
-    words: tuple[Signed, ...] = ()
+    statements: tuple[Signed, ...] = ()
 
 
 class Remind(Timer, frozen=True, tag=True):
-    """Say again that an epoch has been decided."""
+    """Repeat that an epoch has been decided."""
 
     epoch: int
 
 
 class Membership:
-    """Which epoch one broker goes by."""
+    """The epoch of one broker, and the change to the next."""
 
     __slots__ = (
         "_digest",
@@ -89,8 +86,8 @@ class Membership:
         "_proof",
         "_read",
         "_sequencers",
+        "_signed",
         "_view",
-        "_words",
     )
 
     def __init__(
@@ -101,23 +98,22 @@ class Membership:
     ) -> None:
         self._view = view
         self._sequencers = sequencers
-        #: A manifest of the operator's that waits for the present epoch to be taken by enough.
+        #: A manifest of the operator that waits for enough brokers to be in the present epoch.
         self._pending: bytes | None = None
-        #: The words of members, this broker among them, on the present epoch and on one to come.
-        self._words: dict[int, dict[NodeId, Signed]] = {}
-        #: The words on the present epoch that made this broker take it, also of who has left.
+        #: Statements of members, this broker among them, on the present epoch and on a later one.
+        self._signed: dict[int, dict[NodeId, Signed]] = {}
+        #: The statements that made this broker adopt the present epoch, also of former members.
         self._proof = proof
-        #: The last manifest that was read, with its bytes and what stands for it: it is looked at
-        #: again and again.
+        #: The last manifest that was read, with its bytes and digest, since it is needed often.
         self._read: tuple[bytes, Manifest, bytes] | None = None
-        #: What stands for the present manifest.
+        #: The digest of the present manifest.
         self._digest = manifest_digest(view.manifest)
-        #: Whether this broker has said that it moves on; `adopt` follows.
+        #: Whether `Adopt` was returned; `begin_epoch` follows.
         self._moving = False
-        self._say_present()
+        self._sign_present()
 
-    def _say_present(self) -> None:
-        """Without a log a broker that goes by an epoch is all that there is to say."""
+    def _sign_present(self) -> None:
+        """Without a log, sign the present epoch: there is nothing to be executed first."""
         if not self._sequencers.all():
             self._sign(self._view.manifest)
 
@@ -137,41 +133,41 @@ class Membership:
             cell=manifest.cell, broker=me, epoch=manifest.epoch, digest=manifest_digest(manifest)
         )
         signed = self._view.keyring.identity.sign(canonical(statement))
-        self._words.setdefault(manifest.epoch, {})[me] = signed
+        self._signed.setdefault(manifest.epoch, {})[me] = signed
         return signed
 
     @property
-    def words(self) -> tuple[Signed, ...]:
-        """What proves to others that the present epoch was decided, as far as it is known."""
+    def statements(self) -> tuple[Signed, ...]:
+        """The known statements that prove to others that the present epoch was decided."""
         said = {signed.signer: signed for signed in self._proof}
-        return tuple((said | self._words.get(self._view.epoch, {})).values())
+        return tuple((said | self._signed.get(self._view.epoch, {})).values())
 
     @property
     def torn(self) -> bool:
-        """Whether two logs have decided different manifests: this broker can take neither."""
+        """Whether two logs have decided different manifests: this broker can adopt neither."""
         return len({sequencer.passed for sequencer in self._sequencers.all().values()} - {None}) > 1
 
     def older_logs(self) -> tuple[Protection, ...]:
-        """The logs that there are, for whoever starts in the next epoch."""
+        """The logs of this epoch, for a broker that starts in the next one."""
         return tuple(self._sequencers.all())
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        return {"words": sum(map(len, self._words.values()))}
+        return {"epoch_statements": sum(map(len, self._signed.values()))}
 
     def begin_epoch(self) -> None:
-        """The broker goes by another manifest now."""
+        """Go on in a new epoch."""
         manifest = self._view.manifest
         self._digest = manifest_digest(manifest)
         self._pending = None
         self._moving = False
-        known = self._words.get(manifest.epoch, {})
-        self._words = {manifest.epoch: {n: s for n, s in known.items() if manifest.broker(n)}}
-        self._say_present()
+        known = self._signed.get(manifest.epoch, {})
+        self._signed = {manifest.epoch: {n: s for n, s in known.items() if manifest.broker(n)}}
+        self._sign_present()
 
     # --------------------------------------------------------------- moving on
 
-    def _on_renewal(self, data: bytes, now: Millis) -> list[Effect]:
+    def _on_new_manifest(self, data: bytes, now: Millis) -> list[Effect]:
         """The operator's file has a newer manifest; the driver has checked it."""
         if self._sequencers.all():
             return self._sequencers.offer_epoch(data, now)
@@ -180,143 +176,119 @@ class Membership:
         return self._maybe_take() or [waits]
 
     def _maybe_take(self) -> list[Effect]:
-        """Without a log: one step at a time, by the operator's word."""
+        """Without a log: adopt the operator's manifest, one step at a time."""
         if self._pending is None or self._moving:
             return []
         following = self._parse(self._pending)
         steps = (following.broker_ids, following.f) != (self._view.brokers, self._view.quorums.f)
-        there = {broker for words in self._words.values() for broker in words}
+        there = {broker for signed in self._signed.values() for broker in signed}
         if steps and len(there) < self._view.quorums.responders:
             return []
         return self._move(self._pending, ())
 
-    def _move(self, data: bytes, words: tuple[Signed, ...]) -> list[Effect]:
+    def _move(self, data: bytes, statements: tuple[Signed, ...]) -> list[Effect]:
         self._moving = True
-        self._proof = words
-        return [Adopt(data, words)]
+        self._proof = statements
+        return [Adopt(data, statements)]
 
     def handle(self, event: Event, now: Millis) -> list[Effect] | None:
-        """What follows from an event that is about epochs alone; None if it is not."""
+        """Handle an event that is about epochs alone; None if it is not."""
         match event:
             case Receive(sender=sender, message=Taken() as message):
                 return self._on_taken(sender, message)
             case TimerFired(timer=Remind() as timer):
                 return self._on_remind(timer)
-            case Renewal(data=data):
-                return self._on_renewal(data, now)
-            case Passage():
-                return self._on_passage(event)
+            case NewManifest(data=data):
+                return self._on_new_manifest(data, now)
+            case EpochProof():
+                return self._on_proof(event)
             case _:
                 return None
 
     def look(self, event: Event) -> list[Effect]:
-        """See whether an event has brought the next epoch nearer."""
+        """Move to the next epoch if an event has made that possible."""
         if isinstance(event, Connected):
             return self._on_connected(event.peer)
         return self._maybe_pass()
 
     def _maybe_pass(self) -> list[Effect]:
-        """See whether every log has executed the next epoch, and whether enough brokers have."""
+        """Move once every log has executed the next epoch, here and at enough brokers."""
         data = None if self._moving else self._sequencers.passed
         if data is None:
             return []
         effects: list[Effect] = []
         epoch = self._parse(data).epoch
         me = self._view.me
-        if me not in self._words.get(epoch, {}):
+        if me not in self._signed.get(epoch, {}):
             signed = self._sign(self._parse(data))
             effects += [Send(self._view.peers, Taken(signed)), SetTimer(Remind(epoch), REMIND_MS)]
-        words = tuple(word for word in self._words[epoch].values() if self._speaks_for(word, data))
-        if self._learnable(self._parse(data), words):
-            effects += self._move(data, words)
+        said = tuple(signed for signed in self._signed[epoch].values() if self._about(signed, data))
+        if self._learnable(self._parse(data), said):
+            effects += self._move(data, said)
         return effects
 
-    def _learnable(self, following: Manifest, words: Iterable[Signed]) -> bool:
+    def _learnable(self, following: Manifest, statements: Iterable[Signed]) -> bool:
         """Whether so many brokers of an epoch have executed it that others can learn it there."""
-        staying = [signed for signed in words if following.broker(signed.signer) is not None]
+        staying = [signed for signed in statements if following.broker(signed.signer) is not None]
         return len(staying) >= anchored(following, faulty_across(self._view.quorums.f, following.f))
 
     def _on_remind(self, timer: Remind) -> list[Effect]:
-        """Time has passed, and this broker is still here."""
+        """Repeat this broker's statement while it waits."""
         wanted = timer.epoch if self._sequencers.all() else self._view.epoch
-        mine = self._words.get(wanted, {}).get(self._view.me)
+        mine = self._signed.get(wanted, {}).get(self._view.me)
         if mine is None or timer.epoch <= self._view.epoch:
             return []
         return [Send(self._view.peers, Taken(mine)), SetTimer(timer, REMIND_MS)]
 
     def _on_connected(self, peer: NodeId) -> list[Effect]:
-        """A broker can be reached: it may lack our word."""
+        """Send this broker's statements to a broker that can be reached."""
         if peer not in self._view.peers:
             return []
         me = self._view.me
-        return [Send((peer,), Taken(words[me])) for words in self._words.values() if me in words]
+        return [Send((peer,), Taken(said[me])) for said in self._signed.values() if me in said]
 
     def _on_taken(self, sender: NodeId, message: Taken) -> list[Effect]:
-        """A broker goes by an epoch, or would as soon as enough do."""
+        """A broker is in an epoch, or will be as soon as enough are."""
         signed = message.statement
-        word = parse_epoch(signed.payload)
+        statement = parse_epoch(signed.payload)
         present = self._view.epoch
-        if word is None or sender != signed.signer or not self._genuine(signed, word):
+        if statement is None or sender != signed.signer or not self._genuine(signed, statement):
             return [Drop(DropReason.BAD_SIGNATURE, sender)]
-        if word.epoch < present:
+        if statement.epoch < present:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
-        if word.epoch == present and word.digest != self._digest:
+        if statement.epoch == present and statement.digest != self._digest:
             return [Drop(DropReason.CONFLICT, sender)]
-        self._note(sender, word.epoch, signed)
+        self._note(sender, statement.epoch, signed)
         return [*self._maybe_pass(), *self._maybe_take()]
 
     def _note(self, sender: NodeId, epoch: int, signed: Signed) -> None:
-        """Keep a word; of epochs to come one of each broker, for only one can be next."""
+        """Keep a statement; on later epochs one of each broker, for only one can be next."""
         present = self._view.epoch
-        for other in [e for e in self._words if present < e and present < epoch]:
-            self._words[other].pop(sender, None)
-            if not self._words[other]:
-                del self._words[other]
-        self._words.setdefault(epoch, {})[sender] = signed
+        for other in [e for e in self._signed if present < e and present < epoch]:
+            self._signed[other].pop(sender, None)
+            if not self._signed[other]:
+                del self._signed[other]
+        self._signed.setdefault(epoch, {})[sender] = signed
 
-    def _genuine(self, signed: Signed, word: EpochStatement) -> bool:
+    def _genuine(self, signed: Signed, statement: EpochStatement) -> bool:
         return (
-            word.broker == signed.signer
-            and word.cell == self._view.manifest.cell
-            and word.broker in self._view.brokers
+            statement.broker == signed.signer
+            and statement.cell == self._view.manifest.cell
+            and statement.broker in self._view.brokers
             and self._view.keyring.signature_holds(signed)
         )
 
-    def _speaks_for(self, signed: Signed, data: bytes) -> EpochStatement | None:
-        """What a broker says, if it is about this manifest."""
+    def _about(self, signed: Signed, data: bytes) -> EpochStatement | None:
+        """The statement that was signed, if it is about this manifest."""
         _, manifest, digest = self._look_up(data)
-        word = parse_epoch(signed.payload)
+        statement = parse_epoch(signed.payload)
         wanted = (manifest.epoch, digest)
-        return None if word is None or (word.epoch, word.digest) != wanted else word
+        if statement is None or (statement.epoch, statement.digest) != wanted:
+            return None
+        return statement
 
-    def _about(
-        self,
-        data: bytes,
-        words: Iterable[Signed],
-        directory: Mapping[NodeId, PublicKeys] | None = None,
-    ) -> tuple[Signed, ...]:
-        """The words, one of each broker, that speak for this manifest.
-
-        Those of brokers of the present epoch, or of whoever a directory names.
-        """
-        found: dict[NodeId, Signed] = {}
-        for signed in words:
-            word = self._speaks_for(signed, data)
-            if word is None or signed.signer in found:
-                continue
-            keys = None if directory is None else directory.get(signed.signer)
-            if (
-                self._genuine(signed, word)
-                if directory is None
-                else keys is not None
-                and (word.broker, word.cell) == (signed.signer, self._view.manifest.cell)
-                and signature_holds(signed, keys.verify_key)
-            ):
-                found[word.broker] = signed
-        return tuple(found.values())
-
-    def _on_passage(self, event: Passage) -> list[Effect]:
-        """Somebody shows where the others are."""
+    def _on_proof(self, event: EpochProof) -> list[Effect]:
+        """A peer shows the epoch of others: adopt it, if enough statements hold."""
         if self._moving:
             return []
         try:
@@ -326,14 +298,25 @@ class Membership:
         except UsageError:
             return []
         following = self._parse(event.data)
-        known = self._about(event.data, event.words)
-        theirs = self._about(event.data, event.words, following.keys)
-        words = {signed.signer: signed for signed in (*theirs, *known)}
+        known: dict[NodeId, Signed] = {}
+        theirs: dict[NodeId, Signed] = {}
+        for signed in event.statements:
+            signer, statement = signed.signer, self._about(signed, event.data)
+            if statement is None:
+                continue
+            if signer not in known and self._genuine(signed, statement):
+                known[signer] = signed
+            # Members of the epoch to come have the keys that its manifest names.
+            keys = None if signer in theirs else following.keys.get(signer)
+            said = (statement.broker, statement.cell) == (signer, self._view.manifest.cell)
+            if keys is not None and said and signature_holds(signed, keys.verify_key):
+                theirs[signer] = signed
+        statements = theirs | known
         enough = len(known) >= self._view.quorums.one_correct
-        if enough and self._learnable(following, words.values()):
-            return self._move(event.data, tuple(words.values()))
+        if enough and self._learnable(following, statements.values()):
+            return self._move(event.data, tuple(statements.values()))
         if not self._sequencers.all():
-            # Too few to believe where they are; but they are not behind any more.
-            for signed in known:
-                self._note(signed.signer, following.epoch, signed)
+            # Too few to believe that this epoch was decided; but they are not behind any more.
+            for signer, signed in known.items():
+                self._note(signer, following.epoch, signed)
         return self._maybe_take()

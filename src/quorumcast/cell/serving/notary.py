@@ -1,20 +1,16 @@
-"""The notary: a broker's signed word on each segment of a stream.
+"""The notary: signs a broker's statements about segments of a stream.
 
 Per stream and segment (256 numbers by default) a broker signs one statement and sends it to the
-subscribers of the channel: cheap enough for every publication to be provable, since one signature
-stands for many. What is not a whole segment yet is signed on request.
-
-A broker signs a number only once its word on it is final: when it was vouched for (Bracha, direct,
-authenticated, chain) or, with histories, when a history settled it.
+subscribers of the channel, so that every publication is provable at little cost. Part of a segment
+is signed on request. A broker signs a number only once its digest is final: when it was vouched for
+(Bracha, direct, authenticated, chain) or, with histories, when a history settled it.
 
 A broker that restarts without a journal has forgotten what it signed. So a statement names the life
-in which it was made, and what the broker said in two lives is never held against it
+in which it was made, and statements of two lives are never held against a broker
 (docs/threat-model.md, "Signed statements").
 """
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 from quorumcast.broadcast.contract import Carrier
 from quorumcast.core.ids import NodeId, Stream
@@ -28,28 +24,11 @@ def segment_start(number: int, segment: int) -> int:
     return (number - 1) // segment * segment + 1
 
 
-class Lives:
-    """A broker's own life, and the lives in which it has heard the other brokers."""
-
-    __slots__ = ("others", "own")
-
-    def __init__(self, own: bytes) -> None:
-        #: Drawn anew whenever the broker starts.
-        self.own = own
-        #: The newest life of each peer of the manifest.
-        self.others: dict[NodeId, bytes] = {}
-
-    def retain(self, brokers: Collection[NodeId]) -> None:
-        """Go on in a new epoch, with these brokers."""
-        for peer in [peer for peer in self.others if peer not in brokers]:
-            del self.others[peer]
-
-
 class Notary:
     """Signs segments of one stream.
 
-    `peers` are the lives of the other brokers: as this one knew them when the stream began here, or
-    as it knows them at any time, where brokers remember more than their lives.
+    `peers` are the lives of the other brokers: as known when the stream began here, or, where
+    brokers remember more than one life (a journal or a log), as known at any time.
     """
 
     __slots__ = (
@@ -79,19 +58,19 @@ class Notary:
         self._keyring = keyring
         self._basis = basis
         self._segment = segment
-        #: End of the last whole segment that was signed, or passed over for want of its start.
+        #: End of the last whole segment that was signed, or skipped because its start is missing.
         self._signed_upto = 0
         #: The newest statement made on request, with its epoch, numbers and the lives of others, so
-        #: that repeating the request costs nothing. One of an earlier epoch is worth nothing.
+        #: that repeating the request costs nothing.
         self._last: tuple[tuple[object, ...], Signed] | None = None
 
     def newly_whole(self, carrier: Carrier) -> list[Signed]:
         """Statements on segments that have become whole and final."""
         if carrier.ledger.next <= self._signed_upto + self._segment:
-            return []  # asked with every message: what is final takes longer to find out
+            return []  # called with every message, and `final` takes longer to compute
         final = carrier.final
         signed: list[Signed] = []
-        # At once past what will never be whole: a publisher may open its stream at any number.
+        # Skip what will never be whole at once: a publisher may open its stream at any number.
         passed = carrier.final_from - 1 + self._segment - 1
         self._signed_upto = max(self._signed_upto, passed // self._segment * self._segment)
         while self._signed_upto + self._segment <= final:
@@ -103,9 +82,9 @@ class Notary:
         return signed
 
     def attest(self, carrier: Carrier, number: int, since: int = 1) -> Signed | None:
-        """A statement on the segment of a number, up to that number: alike at every broker.
+        """A statement on the segment of a number, up to that number: the same at every broker.
 
-        Whoever joined in the middle of a segment knows it only from there (`since`).
+        A subscriber that joined in the middle of a segment knows it only from there (`since`).
         """
         first = max(since, segment_start(number, self._segment))
         if not first <= number <= carrier.final:

@@ -284,7 +284,7 @@ class Recovery:
 
     # -------------------------------------------------------------- answers
 
-    def hear(self, event: Receive) -> list[Effect]:
+    def on_answer(self, event: Receive) -> list[Effect]:
         """Handle a peer's answer."""
         message = event.message
         if isinstance(message, Positions):
@@ -295,7 +295,7 @@ class Recovery:
         if self._surveyed.pop((message.channel, sender), None) is None:
             return [Drop(DropReason.UNEXPECTED, sender)]
         first = sender not in self._holdings.answered(message.channel)
-        streams = self._holdings.hear(sender, message)
+        streams = self._holdings.replace(sender, message)
         for stream in streams:
             self._done.pop((stream, False), None)
             self._done.pop((stream, True), None)
@@ -461,14 +461,14 @@ class Recovery:
             self._at %= len(streams)
             stream = streams[self._at]
             entry = self._view.channel(stream.channel)
-            is_next = not self._writing or entry is None or not entry.policy.journal
-            chosen = self._choose(stream) if is_next else None
-            if chosen is not None:
-                return self._begin(stream, *chosen)
+            if entry is not None and not (self._writing and entry.policy.journal):
+                chosen = self._choose(entry, stream)
+                if chosen is not None:
+                    return self._begin(stream, *chosen)
             self._at += 1
         return []
 
-    def _choose(self, stream: Stream) -> tuple[int, int] | None:
+    def _choose(self, entry: ChannelEntry, stream: Stream) -> tuple[int, int] | None:
         """First number and length of the range of a stream to fetch now."""
         ahead, served = self._ahead(stream), self._served.get(stream.data)
         progress = self._progress.get(stream, StreamProgress(0))
@@ -480,16 +480,14 @@ class Recovery:
                     self._resume(stream, end)
             # Otherwise its publisher may be about to send it.
             elif progress.lags or ledger.left_behind:
-                entry = self._view.channel(stream.channel)
-                held = 0 if entry is None else self._holdings.end(entry, stream, first)
+                held = self._holdings.end(entry, stream, first)
                 if held > first:
                     return first, min(self._size, held - first)
-                if entry is not None:
-                    # Too few retain it: nobody can fetch it any more.
-                    oldest = self._holdings.beginning(entry, stream, end, after=True)
-                    self._resume(stream, max(first, oldest))
+                # Too few retain it: nobody can fetch it any more.
+                oldest = self._holdings.beginning(entry, stream, end, after=True)
+                self._resume(stream, max(first, oldest))
         elif served is not None and progress.stalled:
-            self._go_on_settled(served, stream)
+            self._skip_settled(served, stream)
         wanted = self._before(stream)
         if wanted is None:
             return None
@@ -497,8 +495,8 @@ class Recovery:
         count = min(self._size, end - first)
         return end - count, count
 
-    def _go_on_settled(self, served: ServedStream, stream: Stream) -> None:
-        """Continue after what f+1 peers have settled, where nobody has its histories any more.
+    def _skip_settled(self, served: ServedStream, stream: Stream) -> None:
+        """Continue after what f+1 peers have settled, if nobody has its histories any more.
 
         All may have lost the first ones in restarts, and the publisher repeats nothing settled.
         """

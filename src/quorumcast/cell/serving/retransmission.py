@@ -1,12 +1,9 @@
-"""A broker's budget for saying things again.
+"""A broker's budget for retransmissions.
 
-A run that is not delivered is repeated until it is. One publisher can have any number of such runs,
-on any number of streams: if each stream repeated what it lacks whenever it likes, repeating would
-take all the time that is needed to get on. So all streams of a broker together may say so many
-things again in one tick. Publishers have their turn one after the other, whichever seats they use,
-and so have the streams of each. A stream whose turn has not come waits for one of the next ticks.
-
-What a peer makes this broker say again, by repeating itself, has a budget of its own for each peer.
+A run that is not delivered is retransmitted until it is. One publisher can have any number of such
+runs, on any number of streams, which would leave no time for progress. So all streams of a broker
+share a budget per tick. Publishers take turns, whichever seats they use, and so do the streams of
+each. Answers to a peer that repeats itself have a budget of their own per peer.
 """
 
 from __future__ import annotations
@@ -17,28 +14,28 @@ from quorumcast.core.ids import Millis, NodeId, Stream, holder
 from quorumcast.core.machine import Effect, Send, SetTimer, Timer
 
 TICK_MS = 150
-#: Messages that are repeated in one tick, to all peers together.
+#: Messages that are retransmitted in one tick, to all peers together.
 REPEATED = 512
-#: Answers to one peer that asks, or says itself, again what is done; in one tick.
+#: Answers in one tick to one peer that repeats messages about what is delivered.
 ANSWERED = 256
 
 
 class RetransmissionTick(Timer, frozen=True, tag=True):
-    """Streams wait for their turn to repeat themselves."""
+    """Streams wait for their turn to retransmit."""
 
 
 class Retransmission:
-    """Whose turn it is to repeat itself."""
+    """The order in which streams retransmit, within the budget."""
 
     __slots__ = ("_answered", "_left", "_since", "_ticking", "_waiting")
 
     def __init__(self) -> None:
-        #: When this tick began, and what may still be repeated in it; below 0 after a long one.
+        #: When this tick began, and what is left of its budget; a long retransmission overdraws it.
         self._since = Millis(-TICK_MS)
         self._left = REPEATED
         #: Answers to each peer in this tick; only brokers.
         self._answered: dict[NodeId, int] = {}
-        #: Streams that wait for their turn, by who publishes them; no empty ones.
+        #: Streams that wait for their turn, by publisher; no empty ones.
         self._waiting: dict[NodeId, dict[Stream, None]] = {}
         #: Whether RetransmissionTick is set.
         self._ticking = False
@@ -47,7 +44,7 @@ class Retransmission:
         return sum(map(len, self._waiting.values()))
 
     def want(self, stream: Stream) -> None:
-        """A stream has something to repeat."""
+        """Queue a stream that has something to retransmit."""
         self._waiting.setdefault(holder(stream.publisher), {})[stream] = None
 
     def tick(self) -> None:
@@ -55,31 +52,31 @@ class Retransmission:
         self._ticking = False
 
     def next(self, now: Millis) -> Stream | None:
-        """The stream whose turn it is; None if there is none, or nothing more may be repeated."""
+        """The stream whose turn it is; None if none waits or the budget is used up."""
         self._renew(now)
         if self._left <= 0 or not self._waiting:
             return None
         identity, streams = next(iter(self._waiting.items()))
         stream = next(iter(streams))
         del self._waiting[identity], streams[stream]
-        self._left -= 1  # also if it has nothing to say
+        self._left -= 1  # also if it turns out to have nothing to send
         if streams:
-            self._waiting[identity] = streams  # at the end: the others come first
+            self._waiting[identity] = streams  # at the end: other publishers come first
         return stream
 
     def spend(self, effects: Iterable[Effect]) -> None:
-        """These are said again."""
+        """Charge what a stream retransmits to the budget."""
         self._left -= sum(len(effect.to) for effect in effects if isinstance(effect, Send))
 
     def wait(self) -> list[Effect]:
-        """See to it that there is a next tick if somebody waits for it."""
+        """Set the timer of the next tick if a stream waits for it."""
         if self._ticking or not self._waiting:
             return []
         self._ticking = True
         return [SetTimer(RetransmissionTick(), TICK_MS)]
 
     def may_answer(self, peer: NodeId, now: Millis) -> bool:
-        """Whether a peer may be told once more what is done."""
+        """Whether the budget of a peer allows another answer."""
         self._renew(now)
         count = self._answered[peer] = self._answered.get(peer, 0) + 1
         return count <= ANSWERED

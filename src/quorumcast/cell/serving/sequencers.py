@@ -1,4 +1,4 @@
-"""A broker's logs: one for channels that fear lies, one for those that fear crashes alone.
+"""A broker's logs: one for channels whose brokers may lie, one for those whose brokers only crash.
 
 All total-order channels of one kind share a log, so they share its batches, its leader and its
 checkpoints; each channel has positions of its own. A log is durable if one of its channels is.
@@ -39,14 +39,14 @@ from quorumcast.ordering.sequencer import Sequencer
 
 
 def anchored(manifest: Manifest, f: int) -> int:
-    """Brokers that must hold what the logs decided, so that others can learn it; one without."""
+    """Brokers that must hold what the logs decided so that others can learn it; 1 without one."""
     logs = {channel.policy.log for channel in manifest.channels}
     quorums = Quorums(manifest.quorums.n, f)
     return max([quorums.of_log(log).anchored for log in logs if log is not None], default=1)
 
 
 class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Who leads a log, and how far one broker is in it."""
+    """The leader of a log, and the progress of one broker in it."""
 
     leader: NodeId
     #: Leader changes in this epoch.
@@ -55,7 +55,7 @@ class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     decided: int
     executed: int
     checkpoint: int
-    #: Up to which instance this broker forgot what it did.
+    #: The last instance of which this broker may have forgotten its votes.
     forgotten: int
 
 
@@ -86,15 +86,15 @@ class Sequencers:
         self._served = served
         #: Logs that there were in the epoch before the one in which this broker starts.
         self._older = older
-        #: The last manifest that was looked at, and the epoch as which it may follow this one.
+        #: The last manifest that was checked, and its epoch; 0 if it may not follow this one.
         self._judged = (b"", 0)
         self._by_log: dict[Protection, Sequencer] = {}
-        #: What each log knows of the world; it changes with the epoch.
+        #: The context of each log; it changes with the epoch.
         self._around: dict[Protection, LogContext] = {}
-        self._found_logs()
+        self._start_logs()
 
     def begin_epoch(self) -> list[Effect]:
-        """Go on in a new epoch, perhaps with other brokers and with a log more."""
+        """Go on in a new epoch, perhaps with other brokers and another log."""
         view = self._view
         self._older = ()
         self._judged = (b"", 0)
@@ -103,8 +103,8 @@ class Sequencers:
             around.members, around.epoch = view.brokers, view.epoch
             sequencer.begin_epoch(view.quorums.of_log(log))
         ordered = bool(self._by_log)
-        self._found_logs()
-        # The driver has the manifest; it need not be offered again.
+        self._start_logs()
+        # The driver has stored the manifest; the offer of it is not needed any more.
         return [Forget(Stored, str(EPOCHS), view.epoch + 1)] if ordered else []
 
     # ----------------------------------------------------------------- epochs
@@ -134,13 +134,13 @@ class Sequencers:
             return 0
         return following.epoch
 
-    def _found_logs(self) -> None:
+    def _start_logs(self) -> None:
         for entry in self._view.channels:
             log = entry.policy.log
             if log is not None and log not in self._by_log:
-                self._by_log[log] = self._found(log)
+                self._by_log[log] = self._start(log)
 
-    def _found(self, log: Protection) -> Sequencer:
+    def _start(self, log: Protection) -> Sequencer:
         view = self._view
         mine = [c.policy for c in view.channels if c.policy.log is log]
         around = LogContext(
@@ -154,7 +154,7 @@ class Sequencers:
             ),
             log_of=self._ordered,
             life=self._life,
-            hear_life=self._served.hear_life,
+            hear_life=self._served.note_life,
             epoch=view.epoch,
             follows=self._follows,
         )
@@ -192,11 +192,11 @@ class Sequencers:
         return self._by_log
 
     def late(self) -> list[str]:
-        """Logs in which this broker is not where the others are, for people to look at."""
+        """Logs in which this broker is behind, for people to read."""
         return [f"the log {log.value!r}" for log, seq in self._by_log.items() if seq.late]
 
     def status(self) -> dict[str, LogStatus]:
-        """Who leads each log and how far this broker is in it, for people to look at."""
+        """The leader of each log and the progress of this broker, for people to read."""
         return {
             log.value: LogStatus(
                 leader=sequencer.leader,
@@ -220,13 +220,13 @@ class Sequencers:
     # ---------------------------------------------------------------- routing
 
     def handle(self, event: Event, now: Millis) -> list[Effect] | None:
-        """What the log that an event concerns makes of it; None if it concerns none."""
+        """Hand an event to the log that it concerns; None if it concerns none."""
         match event:
-            case Receive(message=Offer(stream=stream)) if stream == EPOCHS:
-                return self._to_all(event, now)
-            case Persisted(record=Stored(offer=offer)) | Restored(record=Stored(offer=offer)) if (
-                offer.stream == EPOCHS
-            ):
+            case (
+                Receive(message=Offer() as offer)
+                | Persisted(record=Stored(offer=offer))
+                | Restored(record=Stored(offer=offer))
+            ) if offer.stream == EPOCHS:
                 return self._to_all(event, now)
             case Receive(message=message):
                 log = self._log_of_message(message)

@@ -119,13 +119,13 @@ class ServedStream:
         """What is held of a lane."""
         return self.lane(lane).ledger
 
-    def echoed(self, word: Echo | Ready) -> list[VouchRecord]:
+    def echoed(self, vote: Echo | Ready) -> list[VouchRecord]:
         """The records that an echo of ours needs: its run, and the numbers that a history names."""
-        run = self.lane(word.stream.lane).echoed(word.first)
+        run = self.lane(vote.stream.lane).echoed(vote.first)
         if run is None:
             return []
-        records: list[VouchRecord] = [Vouched(word.stream, word.first, run[0])]
-        if word.stream.lane is Lane.HISTORY and (found := read_history(run[1][0], self.stream)):
+        records: list[VouchRecord] = [Vouched(vote.stream, vote.first, run[0])]
+        if vote.stream.lane is Lane.HISTORY and (found := read_history(run[1][0], self.stream)):
             records.append(Attested(self.stream, found[1].first, found[1].digests))
         return records
 

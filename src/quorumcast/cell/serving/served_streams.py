@@ -27,7 +27,7 @@ from quorumcast.broadcast.times import Search
 from quorumcast.cell.messages import Position
 from quorumcast.cell.naming import name_in_turn
 from quorumcast.cell.serving.journal import Ended, EndedStreams, JournaledStream
-from quorumcast.cell.serving.notary import Lives, Notary
+from quorumcast.cell.serving.notary import Notary
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import FOREVER_MS
@@ -68,12 +68,13 @@ class ServedStreams:
         "_by_stream",
         "_ended",
         "_endings",
-        "_lives",
+        "_peer_lives",
         "_quotas",
         "_readers",
         "_released",
         "_sweeping",
         "_view",
+        "life",
     )
 
     #: The broker side of each protocol; a new protocol is added here.
@@ -92,7 +93,10 @@ class ServedStreams:
         life: bytes,
         released: Callable[[Stream], int] = lambda _: 1,
     ) -> None:
-        self._lives = Lives(life)
+        #: Drawn anew whenever the broker starts.
+        self.life = life
+        #: The newest life that each peer named; only brokers of the manifest.
+        self._peer_lives: dict[NodeId, bytes] = {}
         self._view = view
         self._readers = readers
         #: The first number of a lane that an earlier life retained.
@@ -110,7 +114,8 @@ class ServedStreams:
 
     def recount(self) -> list[tuple[ServedStream, list[Effect]]]:
         """Go on in a new epoch; streams of a deleted channel are removed, and never come back."""
-        self._lives.retain(self._view.brokers)
+        for peer in [peer for peer in self._peer_lives if peer not in self._view.brokers]:
+            del self._peer_lives[peer]  # in place: notaries share it
         for data in [s for s in self._by_stream if self._view.channel(s.channel) is None]:
             self._remove(data)
             over = self._over_of(data)
@@ -125,17 +130,12 @@ class ServedStreams:
         """The number of streams of which only the end is known."""
         return sum(len(over.ends) for over in self._ended.values())
 
-    @property
-    def life(self) -> bytes:
-        """The life in which this broker is."""
-        return self._lives.own
-
-    def hear_life(self, peer: NodeId, life: bytes) -> None:
+    def note_life(self, peer: NodeId, life: bytes) -> None:
         """A peer names its life; streams that began before its first message take it, too."""
-        if peer not in self._lives.others:
+        if peer not in self._peer_lives:
             for served in self._by_stream.values():
                 served.notary.peers.setdefault(peer, life)
-        self._lives.others[peer] = life
+        self._peer_lives[peer] = life
 
     def get(self, data: Stream) -> ServedStream | None:
         """A stream, if it is served."""
@@ -194,11 +194,11 @@ class ServedStreams:
             return None
         if served is None:
             policy = entry.policy
-            segment, lives = policy.limits.segment, self._lives
             # Without a journal a broker forgets the stream with its life.
             lasting = policy.total or policy.journal
-            peers = lives.others if lasting else dict(lives.others)
-            notary = Notary(data, self._view.keyring, policy.basis, segment, lives.own, peers)
+            peers = self._peer_lives if lasting else dict(self._peer_lives)
+            segment = policy.limits.segment
+            notary = Notary(data, self._view.keyring, policy.basis, segment, self.life, peers)
             served = ServedStream(data, entry, self._make_carrier(data, entry), notary)
             served.closed, served.from_peers = closed, from_peers
             self._by_stream[data] = served

@@ -1,8 +1,8 @@
-"""The archive: what brokers signed, for receipts and against liars.
+"""The archive of a subscriber: signed statements of brokers, for receipts and as evidence.
 
-A subscriber keeps the brokers' signed statements on the last segments of each stream. Enough equal
-ones make a receipt; one that f+1 others contradict, where correct brokers cannot differ, is
-evidence, and so are two by one broker that contradict each other.
+It keeps the statements on the last segments of each stream. Enough equal ones make a receipt. A
+statement that f+1 others contradict, where correct brokers cannot differ, is evidence, and so are
+two by one broker that contradict each other.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from quorumcast.manifest.view import View
 #: Receipts that an application may wait for at a time, and the bytes of their contents.
 MAX_PENDING = 1024
 MAX_PENDING_BYTES = 64 * 1024 * 1024
-#: Refreshes after which a receipt is not waited for any longer: its application has given up.
-PATIENCE = 60
+#: Refreshes after which a receipt is not awaited any longer.
+AWAITED_TICKS = 60
 #: Ranges of one segment for which statements are kept: the whole one and some asked for.
 RANGES = 16
 
@@ -42,19 +42,16 @@ Range = tuple[int, int]
 
 
 def _dissents(witness: SegmentStatement, accused: SegmentStatement) -> bool:
-    """Whether a statement speaks against another that may be merely forwarded: suspicion."""
+    """Whether a statement contradicts another, also one about what was merely forwarded."""
     return outvotes(witness, msgspec.structs.replace(accused, basis=Basis.SETTLED))
 
 
-class Awaited:
+class Awaited(msgspec.Struct):
     """A receipt that the application awaits."""
 
-    __slots__ = ("contents", "refreshes")
-
-    def __init__(self, contents: bytes) -> None:
-        self.contents = contents
-        #: For how many refreshes it has been awaited.
-        self.refreshes = 0
+    contents: bytes
+    #: For how many refreshes it has been awaited.
+    refreshes: int = 0
 
 
 class Archive:
@@ -68,20 +65,20 @@ class Archive:
         self._limits = limits
         #: Statements by range and broker; kept_segments + RANGES of each broker.
         self._statements: dict[Range, dict[NodeId, tuple[SegmentStatement, Signed]]] = {}
-        #: Receipts awaited by number; at most MAX_PENDING, for at most PATIENCE refreshes.
+        #: Receipts awaited by number; at most MAX_PENDING, for at most AWAITED_TICKS refreshes.
         self._pending: dict[int, Awaited] = {}
         #: Brokers accused already; one proof is enough.
         self._accused: dict[NodeId, None] = {}
 
     def forget_statements(self) -> None:
-        """What was signed in another epoch makes no receipt in this one."""
+        """Forget statements of another epoch: they make no receipt in this one."""
         self._statements.clear()
 
     def refresh(self) -> list[int]:
         """Numbers for which receipts are still awaited; those awaited for too long are given up."""
         for awaited in self._pending.values():
             awaited.refreshes += 1
-        for number in [n for n, a in self._pending.items() if a.refreshes > PATIENCE]:
+        for number in [n for n, a in self._pending.items() if a.refreshes > AWAITED_TICKS]:
             del self._pending[number]
         return list(self._pending)
 
@@ -107,16 +104,14 @@ class Archive:
         return True
 
     def file(self, broker: NodeId, statement: SegmentStatement, signed: Signed) -> list[Effect]:
-        """Keep a broker's statement, and see whether somebody is lying."""
+        """Keep a broker's statement, and look for contradictions."""
         if broker in self._accused:
-            # It goes on lying, perhaps: each time would cost the signatures of all witnesses.
+            # To check each further lie would cost the signatures of all witnesses.
             return [Drop(DropReason.CONFLICT, broker)]
         if not self._acceptable(broker, signed, statement):
             return [Drop(DropReason.BAD_RUN, broker)]
         span = (statement.first, statement.count)
-        filed = self._statements.get(span)
-        if filed is None:
-            filed = self._statements[span] = {}
+        filed = self._statements.setdefault(span, {})
         earlier = filed.get(broker)
         if earlier is not None and earlier[0].root != statement.root:
             if contradict(earlier[0], statement):
@@ -129,7 +124,7 @@ class Archive:
         return self._find_liars(filed)
 
     def _make_room(self, broker: NodeId) -> None:
-        """Each broker's oldest words give way to its own newer ones, never to another's."""
+        """Remove a broker's oldest statements beyond its limit, never another's."""
         mine = [span for span, filed in self._statements.items() if broker in filed]
         for span in mine[: max(0, len(mine) - self._limits.kept_segments - RANGES)]:
             del self._statements[span][broker]
@@ -151,10 +146,10 @@ class Archive:
         return segment_start(number, self._limits.segment)
 
     def ask(self, acceptor: Acceptor, number: int) -> Attest:
-        """The request for signatures on a number, from where its segment is known on.
+        """The request for signatures on a number, from the known beginning of its segment on.
 
-        Where brokers no longer hold the beginning they do not answer: every other time it is about
-        the number alone.
+        Brokers that no longer hold the beginning do not answer, so every other request is about the
+        number alone.
         """
         awaited = self._pending.get(number)
         alone = awaited is not None and awaited.refreshes > 0 and awaited.refreshes % 2 == 0
@@ -179,7 +174,7 @@ class Archive:
     def _witnesses(
         self, accused: SegmentStatement, filed: dict[NodeId, tuple[SegmentStatement, Signed]]
     ) -> list[Signed]:
-        """Signed statements, all for one root, that speak against one."""
+        """Signed statements, all for one root, that contradict the accused one."""
         by_root: dict[bytes, list[Signed]] = {}
         for statement, signed in filed.values():
             if _dissents(statement, accused) and self._holds(signed):
@@ -206,11 +201,8 @@ class Archive:
             return []
         self._accused[liar] = None
         note = f"statements on a segment of {self.stream}"
-        return [
-            Accuse(
-                Evidence(kind=kind, accused=liar, against=against, witnesses=witnesses, note=note)
-            )
-        ]
+        found = Evidence(kind=kind, accused=liar, against=against, witnesses=witnesses, note=note)
+        return [Accuse(found)]
 
     def _holds(self, signed: Signed) -> bool:
         return self._view.keyring.signature_holds(signed)

@@ -1,17 +1,14 @@
-"""An excerpt: a part of a channel's order that is read once, from one position up to another.
+"""An excerpt: a range of a channel's total order that is read once.
 
-A subscription runs on for ever, and brokers send it whatever comes. Whoever reads a known range
-(a task of a data pipeline, of which many read side by side) wants nothing beyond it, nothing twice,
-and everybody's word on it. So an excerpt asks for one *span* after the other, each with its end
-(`Subscribe.until`), the next one while the last is still coming; brokers do not count its reader
-among those who listen. A span holds about SPAN_BYTES, by what publications of this excerpt were
-like so far.
+A task of a data pipeline, many of which run side by side, wants nothing beyond its range, nothing
+twice, and the vote of every broker. So it asks for one *span* after the other, each with an end
+(`Subscribe.until`), the next one while the last is still coming. Brokers do not count it among
+their subscribers. A span holds about SPAN_BYTES, by the mean size of publications so far.
 
-Enough equal votes decide, as always. But what is decided is held back until every broker has voted
-on it, also one whose link is still being made, so that votes and dissent do not depend on who was
-quicker. Nobody gains by being slow: whoever keeps one position waiting for HEAR_MS, or is what is
-waited for STRIKES times when that time is over, is not waited for in this excerpt and in the next
-PARDON ones; whose link has broken is not waited for until there is another.
+Enough equal votes decide, as always. But a decided position is held back until every broker has
+voted on it, so that votes and dissent do not depend on who was quicker. A slow broker cannot abuse
+this: one that delays a position for ALL_VOTES_MS, or is late STRIKES times, is not waited for in
+this excerpt and the next SKIPPED_FOR ones; nor is one whose link has broken, until it is back.
 """
 
 from __future__ import annotations
@@ -27,68 +24,68 @@ from quorumcast.core.machine import Effect, Timer
 SPAN_BYTES = 4 * 1024 * 1024
 #: Publications of the first span: nothing is known of their size.
 FIRST_SPAN = 32
-HEAR_MS = 1000
+ALL_VOTES_MS = 1000
 STRIKES = 3
-PARDON = 16
-#: Bodies that lack are on their way for longer than where they come one by one.
+SKIPPED_FOR = 16
+#: Missing bodies of an excerpt take longer than those of single publications.
 PULL_MS = 400
 
 
-class HearDue(Timer, frozen=True, tag=True):
-    """What is decided on this channel has waited for everybody's vote."""
+class VotesDue(Timer, frozen=True, tag=True):
+    """A decided position of this channel has waited for the votes of all brokers."""
 
     channel: Channel
 
 
 class SkippedBrokers:
-    """Who is not waited for; of all excerpts of one subscriber, one after the other."""
+    """Brokers that the excerpts of one subscriber do not wait for."""
 
-    __slots__ = ("_away", "_lost")
+    __slots__ = ("_away", "_skips")
 
     def __init__(self) -> None:
-        #: For how many excerpts more a broker is not waited for.
-        self._lost: dict[NodeId, int] = {}
+        #: The number of excerpts that still skip a broker.
+        self._skips: dict[NodeId, int] = {}
         #: Brokers whose links have broken.
         self._away: dict[NodeId, None] = {}
 
-    def left(self, broker: NodeId) -> None:
-        """Its link has broken."""
+    def disconnected(self, broker: NodeId) -> None:
+        """Do not wait for a broker whose link has broken."""
         self._away[broker] = None
 
-    def back(self, broker: NodeId) -> None:
-        """It has a link again."""
+    def connected(self, broker: NodeId) -> None:
+        """Wait for a broker again that has a link."""
         self._away.pop(broker, None)
 
-    def renew(self) -> None:
-        """Another excerpt begins."""
-        self._lost = {broker: left - 1 for broker, left in self._lost.items() if left > 1}
+    def begin_excerpt(self) -> None:
+        """Count down the excerpts that skip a broker."""
+        self._skips = {broker: left - 1 for broker, left in self._skips.items() if left > 1}
 
-    def lose(self, broker: NodeId) -> None:
-        """It has been waited for long enough."""
-        self._lost[broker] = PARDON
+    def skip(self, broker: NodeId) -> None:
+        """Skip a broker that has been waited for long enough."""
+        self._skips[broker] = SKIPPED_FOR
 
     def awaited(self, brokers: Iterable[NodeId]) -> tuple[NodeId, ...]:
-        """Whose votes are waited for, of these."""
-        return tuple([b for b in brokers if b not in self._lost and b not in self._away])
+        """Those of the brokers whose votes are waited for."""
+        return tuple([b for b in brokers if b not in self._skips and b not in self._away])
 
 
 class Excerpt:
-    """How far an excerpt has been asked for, and whose word on it is awaited."""
+    """How far an excerpt has been requested, and whose votes it waits for."""
 
     __slots__ = (
         "_asked",
         "_blocked",
         "_bytes",
         "_most",
-        "_patience",
         "_publications",
+        "_skipped",
         "_strikes",
         "until",
     )
 
-    def __init__(self, until: int, limits: Limits, patience: SkippedBrokers) -> None:
-        self._patience = patience
-        patience.renew()
+    def __init__(self, until: int, limits: Limits, skipped: SkippedBrokers) -> None:
+        self._skipped = skipped
+        skipped.begin_excerpt()
         #: The first position that is not wanted.
         self.until = until
         #: Publications of a span: brokers replay, and votes count, no further.
@@ -98,9 +95,9 @@ class Excerpt:
         #: What has been delivered.
         self._publications = 0
         self._bytes = 0
-        #: How often each broker was what was waited for when time was over.
+        #: How often each broker was late.
         self._strikes: dict[NodeId, int] = {}
-        #: The position that began to wait for votes when the time began; 0 if none does.
+        #: The position that waited for votes when the timer was set; 0 if it is not set.
         self._blocked = 0
 
     @property
@@ -108,11 +105,11 @@ class Excerpt:
         """Everything before it has been asked for, or will be."""
         return self._asked or self.until
 
-    def again(self, position: int) -> None:
+    def restart_at(self, position: int) -> None:
         """Everything is asked for once more, from here on."""
         self._asked = min(position + self._span, self.until)
 
-    def more(self, position: int) -> tuple[int, int] | None:
+    def next_span(self, position: int) -> tuple[int, int] | None:
         """The next span, first and stop, when half of the last one has come."""
         first = self._asked
         if first >= self.until or first - position > self._span // 2:
@@ -121,9 +118,9 @@ class Excerpt:
         return first, self._asked
 
     def keep(self, effects: Iterable[Effect]) -> list[Effect]:
-        """What of this belongs to the excerpt; see what publications are like.
+        """The effects that belong to the excerpt; note the sizes of publications.
 
-        Votes of a subscription that has just ended may still come, also on what lies beyond.
+        Votes of a subscription that has just ended may still come, also for positions beyond.
         """
         kept: list[Effect] = []
         for effect in effects:
@@ -142,26 +139,26 @@ class Excerpt:
         mean = self._bytes // self._publications + 1
         return max(1, min(SPAN_BYTES // mean, self._most))
 
-    # ------------------------------------------------------------ everybody's word
+    # ------------------------------------------------------------ votes of all brokers
 
     def awaited(self, brokers: Iterable[NodeId]) -> tuple[NodeId, ...]:
-        """Whose votes are waited for."""
-        return self._patience.awaited(brokers)
+        """The brokers whose votes are waited for."""
+        return self._skipped.awaited(brokers)
 
     def blocks(self, acceptor: Acceptor) -> bool:
-        """Whether something has just begun to wait for votes."""
+        """Whether a position has just begun to wait for votes."""
         if self._blocked or not acceptor.complete or acceptor.next >= self.until:
             return False
         self._blocked = acceptor.next
         return True
 
     def time_over(self, acceptor: Acceptor, brokers: Iterable[NodeId]) -> None:
-        """See who keeps us waiting."""
+        """Note which brokers are late, and skip them if they were too often."""
         same, self._blocked = self._blocked == acceptor.next, 0
         if not acceptor.complete:
             return
-        for broker in self._patience.awaited(brokers):
+        for broker in self._skipped.awaited(brokers):
             if not acceptor.voted(broker, acceptor.next):
                 self._strikes[broker] = self._strikes.get(broker, 0) + 1
                 if same or self._strikes[broker] >= STRIKES:
-                    self._patience.lose(broker)
+                    self._skipped.skip(broker)

@@ -1,15 +1,14 @@
-"""Where a subscriber gets bodies: from its source, and by pulling what does not come.
+"""How a subscriber gets bodies: from its source, and by pulling what the source does not send.
 
-Every broker votes; one of them, the *source*, sends the bodies as well. Bodies that do not come
-with votes are pulled from brokers that voted for them, then from anybody. A source is replaced if
-pulls had to make up for it a few times in a row, whatever the reason: it withholds bodies, it is
-silent or slow, or it has other contents. Only the first is held against it. That pulls bring what
-the source does not is no excuse: everything would come a pull late for ever.
+Every broker votes; one of them, the *source*, also sends the bodies. Missing bodies are pulled from
+brokers that voted for them, then from any broker. A source is replaced if pulls had to make up for
+it a few times in a row, whether it withholds bodies, is slow or has other contents; only the first
+makes it a suspect.
 
-A source whose bodies come in time for no pull, and still always last, holds up everything as well:
-what is published waits in order for the latest. It is replaced if its bodies were lacking at many
-looks in a row. Where bodies are large and links thin that is so with every source; so each such
-change takes twice as many looks as the one before.
+A source whose bodies come before any pull, but always last, delays everything as well, because
+publications are delivered in order. It is replaced if its bodies were missing at many looks in a
+row. Each such change takes twice as many looks as the one before: with large bodies and slow links
+every source is like that.
 """
 
 from __future__ import annotations
@@ -27,24 +26,23 @@ from quorumcast.core.machine import Effect, Send, SetTimer, Suspect, Suspicion, 
 from quorumcast.manifest.view import View
 
 PULL_MS = 40
-#: Pulls in a row, with nothing in between that came by itself, after which another broker is made
-#: the source.
+#: Pulls in a row, with nothing from the source in between, after which it is replaced.
 PULLS_BEFORE_CHANGE = 3
-#: Looks in a row at which bodies were lacking, after which the first source is replaced.
+#: Looks in a row at which bodies were missing, after which the first source is replaced.
 LATE_LOOKS = 8
-#: Ranges of numbers that are pulled at the same time: a source that spoils one body of each run
-#: leaves many small holes, and brokers answer PULLS of them (`cell.serving.audience`) in one go.
+#: Ranges of numbers that are pulled at the same time: a source that corrupts one body of each run
+#: leaves many small holes, and brokers answer PULLS of them (`cell.serving.audience`) at once.
 RANGES_AT_ONCE = 16
 
 
 class PullDue(Timer, frozen=True, tag=True):
-    """Bodies of this stream have been lacking for a while."""
+    """Bodies of this stream have been missing for a while."""
 
     stream: Stream
 
 
 def first_source(subscriber: NodeId, brokers: Sequence[NodeId]) -> NodeId:
-    """Where a subscriber gets bodies from at first: subscribers are spread over the brokers."""
+    """The first source of a subscriber: subscribers are spread over the brokers."""
     return brokers[sum(subscriber.encode()) % len(brokers)]
 
 
@@ -57,7 +55,7 @@ class Fetcher:
         self._view = view
         #: Brokers that can be reached; the subscriber's own, which changes.
         self._up = up
-        #: Streams for which PullDue is set, and the number that was lacking then.
+        #: Streams for which PullDue is set, and the number that was missing then.
         self._pulling: dict[Stream, int] = {}
 
     def sizes(self) -> dict[str, int]:
@@ -67,20 +65,20 @@ class Fetcher:
     # -------------------------------------------------------------- sources
 
     def choose_source(self, interest: Interest) -> None:
-        """The first one, of those that can be reached."""
+        """Choose the first source among the brokers that can be reached."""
         up = [broker for broker in self._view.brokers if broker in self._up]
         if up:
             interest.source = first_source(self._view.me, up)
 
     def change_source(self, interest: Interest) -> list[Effect]:
-        """The next broker that can be reached sends bodies from now on."""
+        """Make the next broker that can be reached the source."""
         brokers = [b for b in self._view.brokers if b in self._up or b == interest.source]
         old = interest.source
         if old is None or len(brokers) < 2:
             interest.source = None if old not in self._up else old
             return []
         interest.source = brokers[(brokers.index(old) + 1) % len(brokers)]
-        interest.tardiness.withheld = interest.tardiness.late = 0
+        interest.source_withheld = interest.source_late = 0
         return [
             Send((broker,), interest.subscribe_to(broker))
             for broker in (old, interest.source)
@@ -90,57 +88,57 @@ class Fetcher:
     # ---------------------------------------------------------------- pulls
 
     def watch(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
-        """Give bodies that are lacking a moment to come by themselves."""
+        """Give missing bodies a moment to come from the source."""
         stream = acceptor.stream
         lacked = self._pulling.get(stream)
         if lacked is not None:
-            # Where what was pulled has come, others are lacking now, and since a moment ago only.
+            # What was pulled has come; other bodies are missing, and only since a moment ago.
             _, asked = interest.pulls.get(stream, (0, 0))
             if not lacked <= asked < acceptor.next:
                 return []
-        return [self._await_bodies(acceptor, _patience(interest))] if acceptor.lacking(1) else []
+        return [self._await_bodies(acceptor, _pull_ms(interest))] if acceptor.lacking(1) else []
 
     def _await_bodies(self, acceptor: Acceptor, after_ms: int) -> SetTimer:
         self._pulling[acceptor.stream] = acceptor.next
         return SetTimer(PullDue(acceptor.stream), after_ms)
 
     def on_pull_due(self, interest: Interest | None, stream: Stream) -> list[Effect]:
-        """Pull what has been lacking since the timer was set."""
+        """Pull what has been missing since the timer was set."""
         lacked = self._pulling.pop(stream, 0)
         acceptor = None if interest is None else interest.acceptors.get(stream)
         if interest is None or acceptor is None:
             return []
         if not acceptor.lacking(1):
             if stream.lane is Lane.DATA:
-                interest.tardiness.late = 0
+                interest.source_late = 0
             return []
         if acceptor.next > lacked:
-            # Bodies do come; another number has been lacking for a shorter while.
-            effects: list[Effect] = [self._await_bodies(acceptor, _patience(interest))]
+            # Bodies do come; another number has been missing for a shorter time.
+            effects: list[Effect] = [self._await_bodies(acceptor, _pull_ms(interest))]
         else:
             effects = self.pull(interest, acceptor)
         return effects + self._maybe_replace_late(interest, stream)
 
     def _maybe_replace_late(self, interest: Interest, stream: Stream) -> list[Effect]:
-        """Once more the source's bodies are lacking where votes have decided."""
-        # What is read from the past comes in large pieces, from every source.
+        """Count that bodies were missing after the votes; replace the source if too often."""
+        # Excerpts come in large pieces, from every source.
         if stream.lane is not Lane.DATA or interest.chained(stream.lane) or interest.excerpt:
             return []
-        interest.tardiness.late += 1
-        if interest.tardiness.late < LATE_LOOKS << interest.tardiness.replaced:
+        interest.source_late += 1
+        if interest.source_late < LATE_LOOKS << interest.sources_replaced:
             return []
-        interest.tardiness.replaced += 1
+        interest.sources_replaced += 1
         return self.change_source(interest)
 
     def pull(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
-        """Ask one broker after the other for what is lacking."""
+        """Ask one broker after the other for missing bodies."""
         stream = acceptor.stream
         lacking = acceptor.lacking(MAX_RUN)
         pulls, asked = interest.pulls.get(stream, (0, 0))
-        # If more has come than was asked for, some came by itself: the source is at work.
+        # If more has come than was pulled, some came from the source.
         pulls = 1 if acceptor.next > asked + 1 else pulls + 1
         effects: list[Effect] = []
-        # Those who voted for it first, then anybody: what a history names others hold as well.
+        # First those that voted for it, then any broker: others hold what a history names, too.
         voters = [broker for broker in acceptor.voters(lacking[0]) if broker in self._up]
         holders = voters + [broker for broker in self._up if broker not in voters]
         if holders:
@@ -152,8 +150,8 @@ class Fetcher:
         source = interest.source
         if acceptor.voted(source, lacking[0]) and not interest.chained(stream.lane):
             # The body should have come with its vote. (On a chain the last broker sends bodies.)
-            interest.tardiness.withheld += 1
-        if source is not None and interest.tardiness.withheld >= PULLS_BEFORE_CHANGE:
+            interest.source_withheld += 1
+        if source is not None and interest.source_withheld >= PULLS_BEFORE_CHANGE:
             if source in voters:
                 effects.append(Suspect(source, Suspicion.WITHHOLDS, stream, lacking[0]))
             effects += self.change_source(interest)
@@ -163,8 +161,8 @@ class Fetcher:
         return effects
 
 
-def _patience(interest: Interest) -> int:
-    """For how long bodies that lack are waited for."""
+def _pull_ms(interest: Interest) -> int:
+    """The time that missing bodies have to come from the source."""
     return PULL_MS if interest.excerpt is None else excerpt.PULL_MS
 
 

@@ -1,15 +1,12 @@
-"""Reading positions of a total order again, anywhere in what the cell still holds.
+"""Reading single positions of a total order again, anywhere in what the cell still holds.
 
-A subscription runs forward from where it began. Whoever wants single positions of the past (work
-that is to be done again, the operations of a companion channel) *recalls* them: as many brokers as
-it takes to believe a position are asked for it (`Pull`), and a position counts once that many have
-sent contents with one digest. Brokers that do not answer in time are made up for by the others.
+A subscription runs forward from where it began. To *recall* positions of the past (work that is to
+be repeated, the operations of a companion channel), a subscriber pulls them from as many brokers as
+it takes to accept a position; a position counts once that many have sent contents with one digest.
+If answers are late, all brokers are asked, also for the bases of what they hold (`Positions`): a
+position before all believable bases is gone.
 
-What too few brokers still hold is found out from the bases that they report (`Positions`): they are
-asked for anew whenever an answer is late, and a position before all believable bases is gone.
-
-A recall needs an interest in its channel, and concerns positions that this subscriber has passed or
-begun behind; what is yet to come comes by itself.
+A recall needs an interest in its channel, and concerns positions before the subscriber's cursor.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ from quorumcast.core.tally import Tally
 from quorumcast.manifest.view import View
 
 RECALL_MS = 60
-#: Late answers in a row, about eight seconds, after which brokers that say nothing do not count.
+#: Late answers in a row, about eight seconds, after which silent brokers do not count.
 PATIENT_TRIES = 16
 #: Positions that may be recalled at the same time, on all channels.
 MAX_RECALLED = MAX_RUN
@@ -62,7 +59,7 @@ class RecallDue(Timer, frozen=True, tag=True):
 
 
 class RecalledPosition(msgspec.Struct):
-    """A position that is recalled: what each broker says it is, and contents by their digest."""
+    """A position that is recalled: its digest by each broker, and contents by digest."""
 
     tally: Tally[Digest]
     bodies: dict[Digest, bytes]
@@ -87,13 +84,13 @@ class Recaller:
         return {"recalled": sum(map(len, self._wanted.values()))}
 
     def recount(self) -> None:
-        """Go on in a new epoch: what brokers that left have said no longer counts."""
+        """Go on in a new epoch: answers of brokers that left no longer count."""
         for wanted in self._wanted.values():
             for found in wanted.values():
                 found.tally.retain(self._view.brokers)
 
     def forget(self, channel: Channel) -> list[Effect]:
-        """Nobody listens to a channel any more."""
+        """Forget a channel that was left."""
         self._tries.pop(channel, None)
         if self._wanted.pop(channel, None) is None:
             return []
@@ -120,7 +117,7 @@ class Recaller:
         return [] if wanted else self.forget(waive.channel)
 
     def on_due(self, interest: Interest | None, channel: Channel) -> tuple[bool, list[Effect]]:
-        """Answers are late: ask everybody; says whether bases should be asked for as well."""
+        """Answers are late: ask all brokers; returns whether to ask for bases as well."""
         if interest is None or not self._wanted.get(channel):
             return False, []
         self._tries[channel] = self._tries.get(channel, 0) + 1
@@ -131,7 +128,7 @@ class Recaller:
     def on_contents(
         self, interest: Interest, broker: NodeId, message: Contents, bodies: tuple[bytes, ...]
     ) -> tuple[bool, list[Effect]]:
-        """What a broker holds; False if nothing of it was recalled."""
+        """A broker's contents of positions; False if none of them was recalled."""
         wanted = self._wanted.get(interest.channel)
         count = len(message.digests) // DIGEST_SIZE
         if not wanted or message.stream != total_order(interest.channel):
@@ -148,7 +145,7 @@ class Recaller:
             here = number - message.first
             effects += self._on_answer(interest, broker, number, digests[here], bodies[here])
         if len(wanted) < before:
-            # Brokers answer again: ask for the rest soon, and for much at once.
+            # Brokers answer: ask for the rest soon, in large ranges.
             self._tries[interest.channel] = 0
             effects += self._await(interest.channel)
         return True, effects
@@ -163,11 +160,11 @@ class Recaller:
                 Drop(DropReason.BAD_BODY, broker),
                 Suspect(broker, Suspicion.BAD_BODY, stream, number),
             ]
-        # Only its first answer counts, so it can leave us with no more than one body.
+        # Only its first answer counts, so that each broker can make us keep one body at most.
         found.tally.vote(broker, digest)
         if found.tally.vote_of(broker) == digest:
             found.bodies[digest] = body
-        chosen = found.tally.leader(interest.needed(Lane.DATA))
+        chosen = found.tally.leader(interest.reports.needed(Lane.DATA))
         if chosen is None:
             return []
         del self._wanted[interest.channel][number]
@@ -182,10 +179,10 @@ class Recaller:
     def _gone(self, interest: Interest) -> list[Effect]:
         """Positions that too few brokers still hold."""
         wanted = self._wanted.get(interest.channel, {})
-        # Brokers that are down may hold more; but nobody waits for them for ever.
+        # Brokers that are down may hold more, but are not waited for for ever.
         patient = self._tries.get(interest.channel, 0) < PATIENT_TRIES
         stream = total_order(interest.channel)
-        oldest = interest.oldest(stream, of_those_who_answer=not patient)
+        oldest = interest.reports.oldest(stream, of_those_who_answer=not patient)
         gone = [number for number in wanted if number < oldest]
         for number in gone:
             del wanted[number]
@@ -194,12 +191,12 @@ class Recaller:
     def _ask(self, interest: Interest, numbers: list[int]) -> list[Effect]:
         up = [broker for broker in self._view.brokers if broker in self._up]
         tries = self._tries.get(interest.channel, 0)
-        # At first no more than are needed: each of them sends the contents.
-        asked = tuple(up if tries else up[: interest.needed(Lane.DATA)])
+        # At first no more brokers than needed: each of them sends the contents.
+        asked = tuple(up if tries else up[: interest.reports.needed(Lane.DATA)])
         if not asked:
             return []
         stream = total_order(interest.channel)
-        # A broker that lacks the first of a range answers nothing: ask for less and less at once.
+        # A broker that lacks the first of a range does not answer: ask for ever smaller ranges.
         most = max(1, MAX_RUN >> 3 * tries)
         return [
             Send(asked, Pull(stream, first, min(last - first + 1, most)))
@@ -214,7 +211,7 @@ class Recaller:
 
 
 def positioned(effect: Effect) -> Effect:
-    """A position of a channel's order, as the publication that its label says it is.
+    """A position of a channel's order, turned into the publication that its label names.
 
     Brokers compare label and offer before they write, so what was decided is labelled.
     """

@@ -1,11 +1,14 @@
 """The subscriber: joins channels at every broker, counts their votes, repairs what does not come.
 
-One mechanism repairs losses of every kind: saying again what it wants (`Subscribe` with cursors)
-whenever it stops making progress, which makes brokers replay. `fetching` sees to bodies that do not
-come with votes, `receipts` to what the application wants proven.
+Losses of every kind are repaired by one mechanism: whenever a channel makes no progress, the
+subscriber repeats its subscription with cursors, and brokers replay from there. `fetching` pulls
+bodies that do not come with votes.
 
-Histories are accepted like publications, on a lane of their own; what they name and votes did not
-decide is settled by them, pulled, and reported to the brokers as missed.
+Histories are accepted like publications, on a lane of their own. They settle numbers that votes did
+not decide; those are pulled, and reported to the brokers as missed.
+
+Brokers send signed statements on whole segments by themselves. For a receipt on part of a segment
+they are asked, again with every refresh, until enough have signed.
 """
 
 from __future__ import annotations
@@ -25,11 +28,10 @@ from quorumcast.cell.messages import (
     Vote,
 )
 from quorumcast.cell.refusals import Refusals, channel_entry
-from quorumcast.cell.subscribing.excerpt import HEAR_MS, Excerpt, HearDue, SkippedBrokers
+from quorumcast.cell.subscribing.excerpt import ALL_VOTES_MS, Excerpt, SkippedBrokers, VotesDue
 from quorumcast.cell.subscribing.fetching import Fetcher, PullDue
 from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.cell.subscribing.recalling import RecallDue, Recaller, positioned
-from quorumcast.cell.subscribing.receipts import Receipts
 from quorumcast.core.ids import (
     DIGEST_SIZE,
     Channel,
@@ -55,6 +57,7 @@ from quorumcast.core.machine import (
     Timer,
     TimerFired,
 )
+from quorumcast.core.quorum import receipt_votes
 from quorumcast.core.statements import SegmentStatement, parse_statement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
@@ -64,7 +67,7 @@ REFRESH_MS = 250
 
 
 class Refresh(Timer, frozen=True, tag=True):
-    """See whether a channel makes progress."""
+    """Look whether a channel makes progress."""
 
     channel: Channel
 
@@ -75,10 +78,9 @@ class Subscriber:
     __slots__ = (
         "_fetcher",
         "_interests",
-        "_patience",
         "_recaller",
-        "_receipts",
         "_refusals",
+        "_skipped",
         "_up",
         "_view",
     )
@@ -90,10 +92,9 @@ class Subscriber:
         #: Brokers that can be reached, in the order in which they came.
         self._up: dict[NodeId, None] = {}
         self._fetcher = Fetcher(view, self._up)
-        self._receipts = Receipts(view, self._up)
         self._recaller = Recaller(view, self._up)
         self._refusals = Refusals()
-        self._patience = SkippedBrokers()
+        self._skipped = SkippedBrokers()
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
@@ -132,8 +133,8 @@ class Subscriber:
                 return self._fetcher.on_pull_due(self._interests.get(stream.channel), stream)
             case TimerFired(timer=RecallDue(channel=channel)):
                 return self._on_recall_due(channel)
-            case TimerFired(timer=HearDue(channel=channel)):
-                return self._on_hear_due(channel)
+            case TimerFired(timer=VotesDue(channel=channel)):
+                return self._on_votes_due(channel)
             case Connected(peer=peer):
                 return self._on_connected(peer)
             case Disconnected(peer=peer):
@@ -143,7 +144,7 @@ class Subscriber:
             case Leave(channel=channel):
                 return self._on_leave(channel)
             case Prove(stream=stream):
-                return self._receipts.on_prove(self._interests.get(stream.channel), event)
+                return self._on_prove(self._interests.get(stream.channel), event)
             case Recall(channel=channel):
                 return self._recaller.on_recall(self._interests.get(channel), event)
             case Waive():
@@ -163,17 +164,17 @@ class Subscriber:
         return sizes
 
     def joined(self, channel: Channel) -> bool:
-        """Whether the beginnings of a channel's streams are known: nothing after it is missed."""
+        """Whether the beginnings of a channel's streams are known: nothing after them is missed."""
         interest = self._interests.get(channel)
         return interest is not None and interest.begun
 
     def ends(self, channel: Channel) -> dict[Stream, int]:
-        """How far streams that had not been read to their end were when the channel began."""
+        """The ends of streams that were not read to their end when the channel began."""
         interest = self._interests.get(channel)
         return {} if interest is None else dict(interest.ends)
 
     def end(self, channel: Channel) -> int:
-        """The position that comes next in a channel's order, as far as is known."""
+        """The next position in a channel's order, as far as is known."""
         interest = self._interests.get(channel)
         return 1 if interest is None else interest.end
 
@@ -182,7 +183,7 @@ class Subscriber:
         interest = self._interests.get(channel)
         if interest is None:
             return 1
-        return max(1, interest.oldest(total_order(channel), of_those_who_answer=True))
+        return max(1, interest.reports.oldest(total_order(channel), of_those_who_answer=True))
 
     # ------------------------------------------------- joining and leaving
 
@@ -193,7 +194,7 @@ class Subscriber:
             return []
         excerpt = None
         if join.until:
-            excerpt = Excerpt(join.until, entry.policy.limits, self._patience)
+            excerpt = Excerpt(join.until, entry.policy.limits, self._skipped)
         interest = Interest(self._view, entry, join.start, join.since, excerpt)
         self._interests[channel] = interest
         self._fetcher.choose_source(interest)
@@ -213,11 +214,10 @@ class Subscriber:
         if peer not in self._view.brokers:
             return []
         self._up[peer] = None
-        self._patience.back(peer)
+        self._skipped.connected(peer)
         effects: list[Effect] = []
         for interest in self._interests.values():
-            interest.forget(peer)
-            interest.silence.forgive(peer)
+            interest.reconnected(peer)
             if interest.source is None:
                 self._fetcher.choose_source(interest)
             effects.append(Send((peer,), interest.subscribe_to(peer)))
@@ -226,20 +226,20 @@ class Subscriber:
     def _on_disconnected(self, peer: NodeId) -> list[Effect]:
         if peer in self._up:
             del self._up[peer]
-            self._patience.left(peer)
+            self._skipped.disconnected(peer)
         effects: list[Effect] = []
         for interest in self._interests.values():
             if interest.source == peer:
                 effects += self._fetcher.change_source(interest)
             for acceptor in interest.acceptors.values() if interest.excerpt else ():
-                # What waited for its vote waits no longer.
+                # Positions do not wait for its vote any longer.
                 effects += self._advance(interest, acceptor)
         return effects
 
     def _ask_all(self, interest: Interest) -> list[Effect]:
         interest.asked_again()
         asked = [Send((broker,), interest.subscribe_to(broker)) for broker in self._up]
-        # Streams end when others take their place, and then all cursors are sent anew.
+        # Streams end when new ones take their place, and then all cursors are sent anew.
         return [*interest.take_lost(), *asked]
 
     # --------------------------------------------------------------- votes
@@ -269,7 +269,7 @@ class Subscriber:
             if self._vouched(voucher.author, voucher.mac, vote):
                 effects += acceptor.vote(voucher.author, vote.first, vote.digests, (), vote.order)
             else:
-                # Nobody after its author can verify it: any of them may have broken it.
+                # Only the reader can verify it, so any broker after its author may have broken it.
                 passed = vote.order[vote.order.index(voucher.author) :]
                 among = tuple(dict.fromkeys((*passed, sender)))
                 effects += [
@@ -280,14 +280,14 @@ class Subscriber:
         return effects + self._advance(interest, acceptor)
 
     def _on_unknown_stream(self, interest: Interest, sender: NodeId, vote: Vote) -> list[Effect]:
-        """Whoever votes names the stream; on a chain the MACs of the others do so as well."""
+        """A vote names its stream; on a chain the MACs of other brokers do so as well."""
         authors = [
             voucher.author
             for voucher in vote.vouchers[: self._view.quorums.chain_reach]
             if voucher.author in self._view.brokers
             and self._vouched(voucher.author, voucher.mac, vote)
         ]
-        # A list, not a generator: each of them is to be counted.
+        # A list, not a generator: each broker is to be counted.
         if any([interest.name(broker, vote.stream) for broker in (sender, *authors)]):  # noqa: C419
             return self._ask_all(interest)
         return [Drop(DropReason.UNKNOWN_STREAM, sender)]
@@ -300,12 +300,12 @@ class Subscriber:
         return keyring.vouched(author, mac, vote.stream, vote.first, vote.digests, vote.order)
 
     def _advance(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
-        """Deliver what is due, settle what histories name, see to bodies that are lacking."""
+        """Deliver what is due, settle what histories name, await missing bodies."""
         stream = acceptor.stream
         if stream.lane is Lane.HISTORY:
             data = interest.acceptors.get(stream.data)
             if data is not None and data.crowded:
-                # They wait in the window of their own lane until a refresh finds room.
+                # Histories wait in the window of their own lane until a refresh finds room.
                 return []
             effects = self._settle(interest, acceptor.deliver())
         elif interest.excerpt is not None:
@@ -320,12 +320,12 @@ class Subscriber:
         return effects
 
     def _read_on(self, interest: Interest, excerpt: Excerpt, acceptor: Acceptor) -> list[Effect]:
-        """Deliver what everybody has voted on, and ask for the next span in time."""
+        """Deliver what all brokers have voted on, and ask for the next span in time."""
         due = acceptor.deliver(excerpt.awaited(self._view.brokers))
         effects = [positioned(effect) for effect in excerpt.keep(due)]
         if excerpt.blocks(acceptor):
-            effects.append(SetTimer(HearDue(interest.channel), HEAR_MS))
-        while (span := excerpt.more(acceptor.next)) is not None:
+            effects.append(SetTimer(VotesDue(interest.channel), ALL_VOTES_MS))
+        while (span := excerpt.next_span(acceptor.next)) is not None:
             cursors = (Cursor(acceptor.stream, span[0]),)
             for broker in self._up:
                 bodies = broker == interest.source
@@ -333,7 +333,7 @@ class Subscriber:
                 effects.append(Send((broker,), asked))
         return effects
 
-    def _on_hear_due(self, channel: Channel) -> list[Effect]:
+    def _on_votes_due(self, channel: Channel) -> list[Effect]:
         interest = self._interests.get(channel)
         acceptor = None if interest is None else interest.acceptors.get(total_order(channel))
         if interest is None or interest.excerpt is None or acceptor is None:
@@ -357,7 +357,7 @@ class Subscriber:
                 effects.append(Send(tuple(self._up), notice))
             effects += self._advance(interest, data)
             if missed and data.lacking(1):
-                # The fast path has failed already: there is nothing to wait for.
+                # The fast path has failed: do not wait for the source.
                 effects += self._fetcher.pull(interest, data)
         return effects
 
@@ -379,7 +379,7 @@ class Subscriber:
         late, effects = self._recaller.on_due(interest, channel)
         return effects + (self._ask_all(interest) if late and interest is not None else [])
 
-    # ------------------------------------------------------ staying in touch
+    # ------------------------------------------------------ positions and refreshes
 
     def _on_positions(self, broker: NodeId, message: Positions) -> list[Effect]:
         interest = self._interests.get(message.channel)
@@ -389,7 +389,7 @@ class Subscriber:
         return self._informed(interest, *interest.on_positions(broker, message))
 
     def _informed(self, interest: Interest, anew: bool, effects: list[Effect]) -> list[Effect]:
-        """What the positions of brokers lead to; cursors are sent anew if there are new ones."""
+        """The effects of new positions; cursors are sent anew if there are new streams."""
         effects = [
             e for e in effects if not (isinstance(e, DeliverGap) and e.stream.lane is Lane.HISTORY)
         ]
@@ -414,16 +414,43 @@ class Subscriber:
                 effects += self._advance(interest, acceptor)
         if interest.note_progress():
             effects += self._ask_all(interest)
-        return effects + self._receipts.refresh(interest)
+        return effects + self._ask_for_signatures(interest)
 
     def _on_refuse(self, broker: NodeId, refuse: Refuse) -> list[Effect]:
         if refuse.listening is False:
-            return []  # this node publishes as well
-        return self._refusals.hear(self._view, self._interests, broker, refuse)
+            return []  # it is about publishing, by another machine of this node
+        return self._refusals.on_refuse(self._view, self._interests, broker, refuse)
+
+    # ------------------------------------------------------------- receipts
+
+    def _on_prove(self, interest: Interest | None, event: Prove) -> list[Effect]:
+        """The application wants a receipt: from statements at hand, or else brokers are asked."""
+        archive = None if interest is None else interest.archives.get(event.stream)
+        if interest is None or archive is None or not archive.want(event.number, event.contents):
+            return []
+        acceptor = interest.acceptors[event.stream]
+        proven = archive.prove(acceptor, self._receipt_votes(interest))
+        return proven or [Send(tuple(self._up), archive.ask(acceptor, event.number))]
 
     def _on_checkpoint(self, broker: NodeId, message: Checkpoint) -> list[Effect]:
         statement = parse_statement(message.statement.payload)
         if not isinstance(statement, SegmentStatement):
             return [Drop(DropReason.BAD_RUN, broker)]
         interest = self._interest(statement.stream, broker)
-        return self._receipts.on_checkpoint(interest, broker, statement, message)
+        archive = None if interest is None else interest.archives.get(statement.stream)
+        if interest is None or archive is None:
+            return [Drop(DropReason.UNKNOWN_STREAM, broker)]
+        effects = archive.file(broker, statement, message.statement)
+        acceptor = interest.acceptors[statement.stream]
+        return effects + archive.prove(acceptor, self._receipt_votes(interest))
+
+    def _ask_for_signatures(self, interest: Interest) -> list[Effect]:
+        """Ask again for receipts that are still awaited."""
+        return [
+            Send(tuple(self._up), archive.ask(interest.acceptors[archive.stream], number))
+            for archive in interest.archives.values()
+            for number in archive.refresh()
+        ]
+
+    def _receipt_votes(self, interest: Interest) -> int:
+        return receipt_votes(self._view.quorums, interest.entry.policy.protection)

@@ -157,9 +157,7 @@ class Gaps(Misleading):
 class PublisherFlood(Tampering):
     """Opens stream after stream and sends more than it has credit for."""
 
-    def __init__(self, name: str, context: FaultContext) -> None:
-        super().__init__(name, context)
-        self._count = 0
+    _count = 0
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         rng = self.context.rng
@@ -234,9 +232,7 @@ class Unauthorised(Tampering):
 class Impersonate(Tampering):
     """Speaks for other nodes through its own session."""
 
-    def __init__(self, name: str, context: FaultContext) -> None:
-        super().__init__(name, context)
-        self._number = 0
+    _number = 0
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         rng = self.context.rng
@@ -249,7 +245,7 @@ class Impersonate(Tampering):
         body = b"impersonated"
         digest = self.context.manifest.hash(body)
         forged = Signed(rng.choice(self.context.manifest.broker_ids), b"nothing", b"\0" * 64)
-        words: list[Message] = [
+        forgeries: list[Message] = [
             Open(stream, 1, 1),
             Publish(stream, rng.choice((1, self._number)), digest),
             Vote(stream, 1, digest),
@@ -257,6 +253,6 @@ class Impersonate(Tampering):
             Ready(stream, 1, digest),
             Checkpoint(forged),
         ]
-        message = rng.choice(words)
+        message = rng.choice(forgeries)
         bodies = (body,) if isinstance(message, Publish) else ()
         return [send, Send(send.to, message, bodies)]

@@ -91,8 +91,8 @@ class Alter(Tampering):
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         if not self.context.hits():
             return [send]
-        nobody = isinstance(send.message, ChainRun)
-        spared = () if nobody else tuple(peer for peer in send.to if peer in self._spared)
+        chained = isinstance(send.message, ChainRun)
+        spared = () if chained else tuple(peer for peer in send.to if peer in self._spared)
         to = tuple(peer for peer in send.to if peer not in spared)
         truth: list[Effect | Later] = [replace(send, to=spared)] if spared else []
         return [*truth, *self._lie(replace(send, to=to))] if to else truth
@@ -261,9 +261,7 @@ class Counterfeit(Tampering):
 class Flood(Tampering):
     """Buries its peers under messages that cost them work and memory."""
 
-    def __init__(self, name: str, context: FaultContext) -> None:
-        super().__init__(name, context)
-        self._count = 0
+    _count = 0
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         rng = self.context.rng

@@ -85,10 +85,8 @@ class BadLabel(Offering):
 class OverlappingRuns(Offering):
     """The same publications in runs that are cut differently for different brokers."""
 
-    def __init__(self, name: str, context: FaultContext) -> None:
-        super().__init__(name, context)
-        #: The run before, to be offered together with the next one.
-        self._last: tuple[int, Bodies] = (0, ())
+    #: The run before, to be offered together with the next one.
+    _last: tuple[int, Bodies] = (0, ())
 
     def other(self, to: tuple[NodeId, ...], offer: Offer, bodies: Bodies) -> list[Send]:
         first, before = self._last
@@ -106,11 +104,9 @@ class OverlappingRuns(Offering):
 
 
 class OfferFlood(Tampering):
-    """Opens stream after stream, and offers what is far beyond its window."""
+    """Opens stream after stream, and offers numbers far beyond its window."""
 
-    def __init__(self, name: str, context: FaultContext) -> None:
-        super().__init__(name, context)
-        self._count = 0
+    _count = 0
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message

@@ -35,9 +35,12 @@ class Silent(Tampering):
 class Slow(Tampering):
     """Says everything, late (PubliyPrime's delay tactics)."""
 
+    #: The shortest and the longest delay.
+    DELAYS_MS = (20, 200)
+
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        self._delay_ms = context.rng.randrange(20, 200)
+        self._delay_ms = context.rng.randrange(*self.DELAYS_MS)
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         return [Later(send, self._delay_ms)] if self.context.hits() else [send]

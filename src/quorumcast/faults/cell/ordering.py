@@ -28,6 +28,7 @@ from quorumcast.faults.cell.base import (
     with_other_digests,
 )
 from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.cell.omission import Slow
 from quorumcast.faults.cell.statements import lying_checkpoint
 from quorumcast.faults.contract import Later
 from quorumcast.ordering.consensus import value_of
@@ -61,17 +62,13 @@ class SilentLeader(Tampering):
         return [] if isinstance(send.message, Propose) and self.context.hits() else [send]
 
 
-class SlowLeader(Tampering):
+class SlowLeader(Slow):
     """Proposes late, though never so late that it is certain to be replaced."""
 
-    def __init__(self, name: str, context: FaultContext) -> None:
-        super().__init__(name, context)
-        self._delay_ms = context.rng.randrange(50, 550)
+    DELAYS_MS = (50, 550)
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
-        if isinstance(send.message, Propose) and self.context.hits():
-            return [Later(send, self._delay_ms)]
-        return [send]
+        return super().rewrite(send, now) if isinstance(send.message, Propose) else [send]
 
 
 class Proposing(Misleading):
@@ -181,43 +178,43 @@ class DoubleVote(Misleading):
 # ------------------------------------------------------------- leader changes
 
 
-def _invented(word: StopStatement) -> StopStatement:
-    regency = word.regency - 1
+def _invented(statement: StopStatement) -> StopStatement:
+    regency = statement.regency - 1
     value = bytes(other_digest(b"invented"))
     claims = tuple(
-        Claim(word.decided + ahead, regency, value, ((value, regency),)) for ahead in (1, 2, 3)
+        Claim(statement.decided + ahead, regency, value, ((value, regency),)) for ahead in (1, 2, 3)
     )
-    return replace(word, claims=claims)
+    return replace(statement, claims=claims)
 
 
-def _newer(word: StopStatement) -> StopStatement:
+def _newer(statement: StopStatement) -> StopStatement:
     """Claims to have accepted, in the last regency, everything that it ever wrote."""
-    regency = word.regency - 1
+    regency = statement.regency - 1
     claims = tuple(
         replace(claim, regency=regency, value=claim.written[0][0], written=())
         if claim.written
         else claim
-        for claim in word.claims
+        for claim in statement.claims
     )
-    return replace(word, claims=claims)
+    return replace(statement, claims=claims)
 
 
 #: Lies in a broker's own statement at a leader change, by the name that `victims` uses.
-FALSE_WORDS: dict[str, Callable[[StopStatement], StopStatement]] = {
-    "nothing": lambda word: replace(word, decided=0, stable=0, blind=0, claims=()),
+FALSE_STATEMENTS: dict[str, Callable[[StopStatement], StopStatement]] = {
+    "nothing": lambda statement: replace(statement, decided=0, stable=0, blind=0, claims=()),
     "invention": _invented,
     "newer": _newer,
-    "blind": lambda word: replace(word, blind=word.decided + FAR),
-    "far": lambda word: replace(word, decided=FAR, stable=FAR, claims=()),
+    "blind": lambda statement: replace(statement, blind=statement.decided + FAR),
+    "far": lambda statement: replace(statement, decided=FAR, stable=FAR, claims=()),
 }
 
 
-def false_word(signed: Signed, how: str, context: FaultContext) -> Signed:
+def false_statement(signed: Signed, how: str, context: FaultContext) -> Signed:
     """This node's own statement, signed again with something else in it."""
-    word = parse_stop(signed.payload)
-    if word is None or word.broker != context.node:
+    statement = parse_stop(signed.payload)
+    if statement is None or statement.broker != context.node:
         return signed
-    lie = FALSE_WORDS[how](word)
+    lie = FALSE_STATEMENTS[how](statement)
     return context.keyring.identity.sign(canonical(lie))
 
 
@@ -226,14 +223,14 @@ class FalseStopData(Tampering):
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
-        self._how = context.aims(FALSE_WORDS)
+        self._how = context.aims(FALSE_STATEMENTS)
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
         if not isinstance(message, StopData) or not self.context.hits():
             return [send]
         how = self.context.rng.choice(self._how)
-        lie = false_word(message.statement, how, self.context)
+        lie = false_statement(message.statement, how, self.context)
         return [replace(send, message=replace(message, statement=lie))]
 
 
@@ -250,21 +247,21 @@ class FalseSync(Tampering):
         return [Send((peer,), self._lie(message)) for peer in send.to]
 
     def _lie(self, message: Sync) -> Sync:
-        rng, words = self.context.rng, list(message.statements)
+        rng, shown = self.context.rng, list(message.statements)
         match rng.choice(("fewer", "doubled", "altered", "own", "own")):
             case "fewer":
-                del words[rng.randrange(len(words))]
+                del shown[rng.randrange(len(shown))]
             case "doubled":
-                words[0] = words[-1]
+                shown[0] = shown[-1]
             case "altered":
-                at = rng.randrange(len(words))
-                word = parse_stop(words[at].payload)
-                if word is not None:
-                    words[at] = replace(words[at], payload=canonical(replace(word, claims=())))
+                at = rng.randrange(len(shown))
+                statement = parse_stop(shown[at].payload)
+                if statement is not None:
+                    shown[at] = replace(shown[at], payload=canonical(replace(statement, claims=())))
             case _:
-                how = rng.choice(list(FALSE_WORDS))
-                words = [false_word(signed, how, self.context) for signed in words]
-        return replace(message, statements=tuple(words))
+                how = rng.choice(list(FALSE_STATEMENTS))
+                shown = [false_statement(signed, how, self.context) for signed in shown]
+        return replace(message, statements=tuple(shown))
 
 
 class Impatient(Tampering):

@@ -25,7 +25,7 @@ import msgspec
 
 from quorumcast.cell.messages import CELL_FAMILY, Vote
 from quorumcast.cell.serving.broker import RECORDS, Broker
-from quorumcast.cell.serving.membership import Adopt, Renewal
+from quorumcast.cell.serving.membership import Adopt, NewManifest
 from quorumcast.cell.tracing import CELL_NOTES
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, NodeId
@@ -176,7 +176,7 @@ class BrokerNode:
         return Greeter(
             self.keyring,
             CELL_FAMILY,
-            proof=lambda: encode_proof(self._data, self.machine.membership.words),
+            proof=lambda: encode_proof(self._data, self.machine.membership.statements),
         )
 
     def _open_store(self, manifest: Manifest) -> DiskStore | None:
@@ -317,7 +317,7 @@ class BrokerNode:
         except (UsageError, OSError) as error:
             note("keeps its manifest", level=logging.WARNING, reason=str(error))
             return
-        self.driver.feed(Renewal(data))
+        self.driver.feed(NewManifest(data))
 
     def _check_mine(self, manifest: Manifest) -> None:
         """Refuse a manifest for which this broker lacks the keys or a data directory."""
@@ -352,7 +352,8 @@ class BrokerNode:
             keyring = manifest.keyring(identity)
             store = self._open_store(manifest) if self._store is None else None
             self._keep(
-                manifest, KeptEpoch(effect.data, effect.words, self.machine.membership.older_logs())
+                manifest,
+                KeptEpoch(effect.data, effect.statements, self.machine.membership.older_logs()),
             )
         except UsageError as error:
             # The other brokers go on; the operator reads the reason and can help this one.

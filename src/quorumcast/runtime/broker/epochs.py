@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from quorumcast.cell.serving.membership import Passage
+from quorumcast.cell.serving.membership import EpochProof
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_CHAIN, MAX_MANIFEST_BYTES
 from quorumcast.core.quorum import Protection
@@ -50,13 +50,13 @@ def encode_proof(data: bytes, words: tuple[Signed, ...]) -> bytes:
     return proof if len(proof) <= MAX_PROOF_BYTES else b""
 
 
-def decode_proof(proof: bytes) -> Passage | None:
+def decode_proof(proof: bytes) -> EpochProof | None:
     """The content of a proof, unchecked; None if it is malformed."""
     try:
         found = _proofs.decode(proof)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    return Passage(found.data, found.words)
+    return EpochProof(found.data, found.words)
 
 
 def save_epoch(path: Path, kept: KeptEpoch) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from quorumcast.broadcast.messages import Open, Publish
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.membership import Adopt, Passage, Renewal
+from quorumcast.cell.serving.membership import Adopt, EpochProof, NewManifest
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
@@ -206,7 +206,7 @@ class Members:
                     check_successor(self._adopted[name].manifest, self._file)
                 except UsageError:
                     continue  # more than one epoch behind: other brokers show it the next one
-                node.feed(Renewal(self._written[epoch]))
+                node.feed(NewManifest(self._written[epoch]))
         world.scheduler.after(READ_MS, self._read_file)
 
     def _on_adopt(self, name: NodeId, effect: Adopt) -> None:
@@ -221,7 +221,7 @@ class Members:
             node.leave()
         else:
             older = machine.membership.older_logs()
-            self._adopted[name] = KeptEpoch(manifest, older, effect.words)
+            self._adopted[name] = KeptEpoch(manifest, older, effect.statements)
             node.carry_out(machine.adopt(manifest, self._keyring(manifest, name)))
         self._world.network.break_all(name)
 
@@ -235,4 +235,4 @@ class Members:
                 node.carry_out(node.machine.adopt(self._file, keyring))
                 world.network.break_all(behind)
         elif isinstance(other, Broker):
-            node.feed(Passage(self._written[self._epoch(ahead)], other.membership.words))
+            node.feed(EpochProof(self._written[self._epoch(ahead)], other.membership.statements))

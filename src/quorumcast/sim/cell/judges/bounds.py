@@ -63,7 +63,7 @@ def _of_brokers(
         "instance_bytes": limits.retained_bytes + MAX_FRAME_BYTES // 2,
     }
     return {
-        "words": 2 * len(brokers),
+        "epoch_statements": 2 * len(brokers),
         "epochs": MAX_MANIFESTS,
         "streams": streams,
         "complaints": streams * len(clients),

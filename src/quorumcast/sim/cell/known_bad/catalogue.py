@@ -19,7 +19,7 @@ from quorumcast.broadcast.ledger import AppendResult
 from quorumcast.broadcast.messages import Echo
 from quorumcast.broadcast.sender import FanOutSender
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.subscribing import receipts
+from quorumcast.cell.subscribing import subscriber
 from quorumcast.cell.subscribing.archive import Archive
 from quorumcast.cell.subscribing.reports import Reports
 from quorumcast.core.machine import Persist, Send
@@ -206,7 +206,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(
         "receipt-votes", "f brokers sign a receipt",
-        [Patch(receipts, "receipt_votes", lambda quorums, protection: quorums.f)],
+        [Patch(subscriber, "receipt_votes", lambda quorums, protection: quorums.f)],
         fifo_plan("brb", acts=[Act(200, "prove", SUB1, ORDERS)]), ("Sound receipts",),
     ),
     Variant(

@@ -15,7 +15,7 @@ from quorumcast.core.machine import Effect, Persist, Send
 from quorumcast.core.statements import Claim, canonical, parse_stop
 from quorumcast.faults.cell.base import Tampering
 from quorumcast.faults.cell.entry import FaultContext
-from quorumcast.faults.cell.ordering import FAR, EquivocatingLeader, Proposing, false_word
+from quorumcast.faults.cell.ordering import FAR, EquivocatingLeader, Proposing, false_statement
 from quorumcast.faults.contract import Later
 from quorumcast.ordering.consensus import value_of
 from quorumcast.ordering.execution import Snapshot
@@ -105,10 +105,10 @@ class UndoFirst(Tampering):
         hidden = [peer for peer in send.to if peer in context.victims]
         match message:
             case Sync():
-                false = tuple(false_word(w, "nothing", context) for w in message.statements)
+                false = tuple(false_statement(w, "nothing", context) for w in message.statements)
                 return [Send(tuple(hidden), replace(message, statements=false))] if hidden else []
             case StopData():
-                statement = false_word(message.statement, "nothing", context)
+                statement = false_statement(message.statement, "nothing", context)
                 return [replace(send, message=replace(message, statement=statement))]
             case Accept(regency=0, instance=1):
                 return self.without(send, hidden)
