@@ -7,6 +7,7 @@ which it gave them, 0 until then.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import mmap
 import time
@@ -45,6 +46,11 @@ class SharedCounters:
     def signalled(self, which: Signal) -> int:
         """When a signal was given; 0 if it was not."""
         return self._view[which]
+
+    async def wait(self, which: Signal, pause_s: float) -> None:
+        """Wait for a signal."""
+        while not self.signalled(which):  # noqa: ASYNC110  (another process sets it)
+            await asyncio.sleep(pause_s)
 
     def close(self) -> None:
         """Unmap the file."""

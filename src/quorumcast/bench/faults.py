@@ -2,14 +2,11 @@
 
 A cell is to keep 80 % (`BUDGET`) of its rate while f brokers commit any fault. Shares are fair:
 
-- *Same processes.* If the fault is a client's, the fault-free runs have the extra client of
-  `bench.plan` as well, an honest one. Only what correct clients exchange is counted. A faulty
-  publisher that is paused leaves more of the machine to the others; the share may then exceed one.
-- *Same minute.* Fault-free and faulty runs alternate; a run is compared with the fault-free ones
-  right before and after it, and the median of several rounds counts.
-- *Worst place.* The faulty broker is the one that sends contents to the first subscriber.
-- *Processor time as well.* On a shared machine the rate is noisy and the processor time per event
-  less so. It shows what a fault costs in computation, not in waiting.
+- Fault-free runs have the same processes: an honest extra client of `bench.plan` if the fault is a
+  client's. Only what correct clients exchange is counted. A paused faulty publisher leaves more of
+  the machine to the others, so that a share may exceed one.
+- Fault-free and faulty runs alternate; a run is compared with the two next to it.
+- The processor time per event is compared as well, because rates on a shared machine are noisy.
 
 `drop` and `alter` have a second row with publishers that skip another broker besides (Freeman
 §7.3.4): votes are then too few and everything arrives by history. The budget does not cover that.
@@ -17,7 +14,7 @@ A cell is to keep 80 % (`BUDGET`) of its rate while f brokers commit any fault. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from statistics import median
 
 import msgspec
@@ -31,15 +28,13 @@ from quorumcast.bench.plan import (
     merge_suspicions,
     totals,
 )
-from quorumcast.bench.run import Progress, run_bench
+from quorumcast.bench.run import Progress, Run, run_bench
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
 
 #: The least share of the fault-free rate.
 BUDGET = 0.8
-
-Run = Callable[[BenchPlan], BenchReport]
 
 
 class FaultRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,8 +27,7 @@ from quorumcast.bench.plan import (
     merge_suspicions,
     totals,
 )
-from quorumcast.bench.run import GRACE_S, Progress, latency
-from quorumcast.bench.workers import TICK_S, WorkerBed
+from quorumcast.bench.run import GRACE_S, TICK_S, Progress, WorkerBed, latency
 from quorumcast.bench.workload import Workload, natural_order, read_workload
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Limits

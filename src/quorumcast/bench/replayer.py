@@ -124,20 +124,16 @@ class ReplayShare:
             await self._connect()
             self._counters.put(self._index, ReplayCounter.READY, 1)
             collect_seldom()
-            await self._until(Signal.START, POLL_S)
+            await self._counters.wait(Signal.START, POLL_S)
             await self._publish()
             self._counters.put(self._index, ReplayCounter.FINISHED, 1)
-            await self._until(Signal.END, 0.02)
+            await self._counters.wait(Signal.END, 0.02)
             await self._finish()
         except UsageError as error:
             self._result.failure = str(error)
         path = self._directory / f"{share_name(self._index)}.result.json"
         path.write_bytes(msgspec.json.encode(self._result))
         self._counters.close()
-
-    async def _until(self, signal: Signal, pause_s: float) -> None:
-        while not self._counters.signalled(signal):  # noqa: ASYNC110  (by another process)
-            await asyncio.sleep(pause_s)
 
     # ------------------------------------------------------------------ before
 

@@ -9,11 +9,14 @@ arrived, or when none has for `stall_timeout`: what is missing then is lost.
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import psutil
@@ -25,17 +28,19 @@ from quorumcast.bench.plan import (
     CRASHES,
     BenchPlan,
     BenchReport,
+    ClientResult,
     LatencySample,
     Suspicions,
     WorkerResult,
     merge_suspicions,
     totals,
 )
-from quorumcast.bench.workers import TICK_S, WorkerBed
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cell.tracing import CellParameters
+from quorumcast.core.errors import UsageError
 from quorumcast.core.version import __version__
 from quorumcast.runtime.digests import choose_digest
+from quorumcast.testing.bed import Bed
 from quorumcast.testing.cluster import LocalCluster
 from quorumcast.traces.drafts import directory_at
 from quorumcast.traces.form import BENCH, Header, Listening, place_for, write_header
@@ -44,11 +49,16 @@ READY_TIMEOUT_S = 120.0
 EXIT_TIMEOUT_S = 60.0
 #: Wait after the last event has arrived, in which duplicates would arrive.
 GRACE_S = 0.15
+#: Pause between two looks at the counters.
+TICK_S = 0.02
 #: Between the kill and the restart of brokers.
 DOWN_S = 0.5
 
+R = TypeVar("R", bound=ClientResult)
 #: Receives sentences for a progress display.
 Progress = Callable[[str], None]
+#: Measures a plan.
+Run = Callable[[BenchPlan], BenchReport]
 
 
 class Sample(msgspec.Struct):
@@ -94,6 +104,65 @@ class ProcessorTime:
         except psutil.Error:
             return 0.0
         return float(times.user + times.system)
+
+
+class WorkerBed(Bed):
+    """Worker processes in the directory of a run; a worker's result is NAME.result.json."""
+
+    @property
+    def workers(self) -> list[str]:
+        """The names of all workers, in the order of their start."""
+        return list(self._processes)
+
+    def check(self) -> None:
+        """Raise if a worker has ended already."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                raise UsageError(f"{name} ended too early: {self._failure(name)}")
+
+    def wait_ready(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until the workers are connected."""
+        deadline = time.monotonic() + timeout_s
+        while not is_ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"the processes were not ready within {timeout_s:.0f} s; "
+                    "is this machine busy with something else?"
+                )
+            time.sleep(TICK_S)
+
+    def collect(self, kind: type[R], timeout_s: float) -> list[R]:
+        """Wait until all workers have ended; their results, in the order of their start."""
+        deadline = time.monotonic() + timeout_s
+        results = []
+        for name, process in self._processes.items():
+            try:
+                code = process.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                raise UsageError(f"{name} did not end: {self._failure(name)}") from None
+            if code:
+                raise UsageError(f"{name} failed: {self._failure(name)}")
+            result = self._result(name, kind)
+            if result.failure:
+                raise UsageError(f"{name} failed: {result.failure}")
+            results.append(result)
+        return results
+
+    def stop(self) -> None:
+        """Kill the workers: none of them has anything to save."""
+        for name in self.workers:
+            self.kill(name)
+        super().stop()
+
+    def _failure(self, name: str) -> str:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            return self._result(name, ClientResult).failure
+        return self.last_words(name)
+
+    def _result(self, name: str, kind: type[R]) -> R:
+        data = (self.directory / f"{name}.result.json").read_bytes()
+        return msgspec.json.decode(data, type=kind)
 
 
 class Bench:

@@ -171,12 +171,6 @@ class Worker:
         )
         return (make_fault(name, context),)
 
-    async def until(self, signal: Signal, pause_s: float = POLL_S) -> int:
-        """Wait for a signal of the coordinator."""
-        while not (when := self.counters.signalled(signal)):  # noqa: ASYNC110  (by another process)
-            await asyncio.sleep(pause_s)
-        return when
-
     async def work(self) -> None:
         """Connect, work, write the result."""
         try:
@@ -184,9 +178,9 @@ class Worker:
             await self.prepare(node)
             self.counters.set_ready(self._place)
             collect_seldom()
-            await self.until(Signal.WARM if self.extra else Signal.START)
+            await self.counters.wait(Signal.WARM if self.extra else Signal.START, POLL_S)
             await self.measure()
-            await self.until(Signal.END, 0.02)
+            await self.counters.wait(Signal.END, 0.02)
             await self.finish()
             for suspect, reasons in node.suspicions.items():
                 self.result.suspicions[suspect] = dict(reasons)

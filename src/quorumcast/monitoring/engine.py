@@ -1,16 +1,12 @@
 """The alarm engine: applies the rules to the signals of all hosts. Buckets in, alarms out.
 
-`absorb` takes the buckets that Spark aggregated. A bucket holds absolute values, so absorbing it
-twice changes nothing. The rules are evaluated at the end of each new bucket, in order of time: a
-backlog raises the alarms that it would have raised in real time.
+`absorb` takes the buckets that Spark aggregated; they hold absolute values, so absorbing one twice
+changes nothing. The rules are evaluated at the end of each new bucket, in order of time, so that a
+backlog raises the same alarms as real time; `elapse` evaluates them when there are no signals.
 
-A *condition* is a rule that holds for a host and an item. An alarm is raised once when a condition
-begins, and cleared once when it ends. The conditions of a silent host stay open; only `absence`
-rules begin to hold. `elapse` evaluates the rules when time passes without any signal.
-
-Everything that hosts can feed is bounded: MAX_SERIES series, MAX_HOSTS hosts, MAX_OPEN open
-conditions, and the buckets of the longest window or of the report. What exceeds a limit is counted
-in `ignored`.
+A *condition* is a rule that holds for a host and an item. An alarm is raised once when it begins,
+and cleared once when it ends. The conditions of a silent host stay open. Everything that hosts can
+feed is bounded (MAX_SERIES, MAX_HOSTS, MAX_OPEN, buckets by age); the excess counts as `ignored`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Follows a growing log file like `tail -F`, and resumes after a restart.
 
-A `LogPosition` says how far a file has been read: the file (device and inode), the offset, a digest
-of the first bytes, and the number of earlier files. The caller saves it once the lines are safe.
-A later process finds the rest with it, even after the file was rotated by renaming or by copying
-and truncating (`_after`).
+A `LogPosition` identifies a file and how far it has been read. The caller saves it once the lines
+are safe. It is found again after the file was rotated by renaming, or by copying and truncating.
 
 - `read` returns only whole lines. The unfinished end of a file is returned once the file has been
   renamed and nothing was written to it for LEAVING_LOOKS calls.
-- A line longer than MAX_LINE_BYTES is returned in pieces.
 - A file that is shorter than its position, or begins differently, was truncated or replaced.
 - A line has the same `origin` whenever it is read, so that duplicates can be recognised.
 

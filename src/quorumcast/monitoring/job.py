@@ -32,7 +32,7 @@ from quorumcast.monitoring.engine import Alarm, Bucket
 from quorumcast.monitoring.rules import Rules
 from quorumcast.monitoring.signals import buckets, signals
 from quorumcast.monitoring.store import ObservationStore
-from quorumcast.pipeline.session import reason_of
+from quorumcast.pipeline.session import first_line, reason_of
 from quorumcast.pipeline.streams.progress import lag
 
 if TYPE_CHECKING:
@@ -136,16 +136,11 @@ class Query:
         """Return the pause after a failure; raise `UsageError` if the query is given up."""
         self._failures += 1
         refusal = reason_of(error)
-        self.trouble = refusal or _first_line(error)
+        self.trouble = refusal or first_line(error)
         limit = MAX_REFUSALS if refusal else MAX_ATTEMPTS
         if self._failures >= limit and not self._worked:
             raise UsageError(f"the query {self.name!r} does not begin: {self.trouble}")
         return float(min(PAUSE_S * 2 ** (self._failures - 1), MAX_PAUSE_S))
-
-
-def _first_line(error: Exception) -> str:
-    lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), "it does not say why")
 
 
 class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from msgspec import structs
 
 from quorumcast.client import BufferFull, Node, Publisher
 from quorumcast.core.errors import UsageError
@@ -262,13 +263,13 @@ class HostProbe:
         """Publish lines and wait for the acknowledgement; severe lines are urgent."""
         severe = [line for line in lines if line.severity <= URGENT]
         others = [line for line in lines if line.severity > URGENT]
-        await asyncio.gather(
-            *(
-                publisher.publish(log_batch(self._settings.host, part))
-                for publisher, part in zip(logs, (others, severe), strict=True)
-                if part
-            )
-        )
+        publishing = []
+        for publisher, part in zip(logs, (others, severe), strict=True):
+            rows = [{"host": self._settings.host, **structs.asdict(line)} for line in part]
+            if rows:
+                batch = pa.RecordBatch.from_pylist(rows, arrow_schema(LOGS))
+                publishing.append(publisher.publish(batch))
+        await asyncio.gather(*publishing)
         self.published[source] += len(lines)
 
 
@@ -279,9 +280,3 @@ def metric_batch(host: str, now: datetime, found: Sequence[Measurement]) -> pa.R
         for metric, item, value in found
     ]
     return pa.RecordBatch.from_pylist(rows, arrow_schema(METRICS))
-
-
-def log_batch(host: str, lines: Sequence[LogLine]) -> pa.RecordBatch:
-    """Return lines as a publication."""
-    rows = [{"host": host, **msgspec.structs.asdict(line)} for line in lines]
-    return pa.RecordBatch.from_pylist(rows, arrow_schema(LOGS))

@@ -6,11 +6,9 @@
     together    the same rule holds on several hosts within some time
     sequence    a rule holds on one host, and soon afterwards another one on another host
 
-The first three are about single hosts. The last two refer to other rules by name. A `quiet` rule
-raises no alarm and serves only as part of others.
-
-A file with an error is rejected with the line number. The TOML parser gives no line numbers for
-valid values, so `_Lines` searches the text for them.
+The last two refer to other rules by name; a `quiet` rule raises no alarm and serves only them. The
+TOML parser gives no line numbers for valid values, so `_Lines` searches the text for those of
+errors.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ channel and host when no more are expected. `clean` ensures that host names are 
 from __future__ import annotations
 
 from datetime import date, timedelta
+from functools import reduce
+from operator import and_
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,11 +41,9 @@ class ObservationStore:
         """Write the rows of a batch; idempotent."""
         if rows.num_rows == 0:
             return
-        for part in _parts(rows):
-            first = part.select(PARTITIONS).slice(0, 1).to_pylist()[0]
-            folder = self.observations
-            for name in PARTITIONS:
-                folder /= f"{name}={first[name]}"
+        for key in rows.group_by(list(PARTITIONS)).aggregate([]).to_pylist():
+            part = rows.filter(reduce(and_, (pc.field(name) == key[name] for name in PARTITIONS)))
+            folder = self.observations.joinpath(*(f"{name}={key[name]}" for name in PARTITIONS))
             folder.mkdir(parents=True, exist_ok=True)
             _write(part.drop_columns(list(PARTITIONS)), folder / f"{_BATCH}{batch:012d}.parquet")
         _write(rows, self.fresh / f"{batch:012d}.parquet")
@@ -66,19 +66,6 @@ class ObservationStore:
                 _compact_day(folder, batches)
                 made += 1
         return made
-
-
-def _parts(rows: pa.Table) -> list[pa.Table]:
-    """Return the rows of each channel, host and day."""
-    keys = rows.select(PARTITIONS).group_by(list(PARTITIONS)).aggregate([]).to_pylist()
-    parts = []
-    for key in keys:
-        mask = None
-        for name, value in key.items():
-            same = pc.equal(rows.column(name), pa.scalar(value, rows.schema.field(name).type))
-            mask = same if mask is None else pc.and_(mask, same)
-        parts.append(rows.filter(mask))
-    return parts
 
 
 def _compact_day(folder: Path, batches: list[Path]) -> None:

@@ -38,7 +38,9 @@ def archive_options(java_home: Path) -> str:
         in_progress = _adopt_drafts(archive)
         if archive.exists():
             os.utime(archive)
-            _remove_old(folder)
+            archives = sorted(folder.glob("spark-*.jsa"), key=lambda path: path.stat().st_mtime)
+            for old in archives[:-KEPT]:
+                old.unlink(missing_ok=True)
             return f"{shlex.quote(f'-XX:SharedArchiveFile={archive}')} {_QUIET}"
         if not in_progress:
             draft = archive.with_name(f"{archive.name}.{os.getpid()}")
@@ -83,9 +85,3 @@ def _adopt_drafts(archive: Path) -> bool:
             else:
                 draft.unlink()
     return in_progress
-
-
-def _remove_old(folder: Path) -> None:
-    archives = sorted(folder.glob("spark-*.jsa"), key=lambda found: found.stat().st_mtime)
-    for archive in archives[:-KEPT]:
-        archive.unlink(missing_ok=True)

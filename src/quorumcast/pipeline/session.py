@@ -114,6 +114,12 @@ def reason_of(error: BaseException) -> str | None:
     return said[-1] if said else None
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    lines = (line.strip().rstrip(".") for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
+
+
 def _defaults(cores: int | None, brief: bool, java: str, stateful: bool = False) -> dict[str, str]:
     log4j = files(__package__) / "log4j2.properties"
     java = f"{DEEP_JAVA} -Dlog4j2.configurationFile={log4j} {java}"

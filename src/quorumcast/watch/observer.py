@@ -8,10 +8,8 @@ and in a process. It notes
 - messages that contradict each other or a decision (`run_votes`, `ordering_watch`, `standings`),
 - what the machine itself suspects or drops.
 
-It judges nobody. The audit judges, because observers may lie as well.
-
-The observer also keeps *documents*: signed statements, evidence and receipts. They convince anybody
-who holds the manifest, whichever node shows them.
+It judges nobody: the audit does, because observers may lie as well. It also keeps *documents*:
+signed statements, evidence and receipts, which convince anybody who holds the manifest.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Turnout: which members send a message that enough others have sent, how late, and which never do.
 
-Every node knows a moment at which a quorum of brokers has spoken: a subscriber when it accepts a
-publication, a publisher when its publication is acknowledged, a broker when it delivers a run.
-Every other correct broker must then send the same message. A message that comes later is counted by
-its lateness. One that has not come after OVERDUE_MS is counted as missing if the link to its
-sender was up and lost nothing all that time.
-
-`Turnout` follows messages about single numbers, `PublisherTurnout` those that a publisher owes a
-broker, and `CumulativeTurnout` messages that include everything up to a number.
+Every node knows when a quorum of brokers has spoken: a subscriber when it accepts a publication, a
+publisher when its publication is acknowledged, a broker when it delivers a run. Every other correct
+broker must then send the same message. Later ones are counted by their lateness. One that has not
+come after OVERDUE_MS is missing if the link to its sender was up and lost nothing all that time.
 """
 
 from __future__ import annotations

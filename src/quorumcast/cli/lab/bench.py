@@ -226,7 +226,7 @@ def _suite(name: str, plan: BenchPlan, runs: int, json_: bool) -> None:
 
 
 def _freeman(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
-    from quorumcast.bench.freeman import run_freeman
+    from quorumcast.bench.papers import run_freeman
 
     lines = run_freeman(plan, runs, progress)
     shown = table(
@@ -248,7 +248,7 @@ def _freeman(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
 
 
 def _fit(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
-    from quorumcast.bench.fit import run_fit
+    from quorumcast.bench.papers import run_fit
 
     lines = run_fit(plan, runs, progress)
     shown = table(

@@ -1,13 +1,11 @@
 """Charges: observations that a correct node does not give cause for.
 
 Most observations also happen to correct nodes: packets are lost, brokers restart, publishers
-retransmit. RULES holds only observations that a correct node causes at a correct observer in no
-network: either the protocol forbids them (two votes for one number), or they are omissions that
-more observers report than may lie. `min_count` allows for the few that do happen.
+retransmit. RULES holds only those that the protocol forbids (two votes for one number), and
+omissions that more observers report than may lie. `min_count` allows for the few that do happen.
 
-A charge says that the accused or the observer is faulty. Where a publisher can make correct brokers
-differ, it may be the publisher instead. These nodes form the charge's *clause* (see
-`faults.diagnosis`).
+A charge says that the accused or the observer is faulty, or the publisher if it can make correct
+brokers differ. These nodes form the charge's *clause* (see `faults.diagnosis`).
 """
 
 from __future__ import annotations

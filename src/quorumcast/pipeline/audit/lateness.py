@@ -13,8 +13,10 @@ from itertools import accumulate
 import msgspec
 
 from quorumcast.pipeline.audit.charges import Case
-from quorumcast.pipeline.audit.thresholds import MIN_TIMED
 from quorumcast.watch.turnout import BUCKETS
+
+#: Least number of messages for a median lateness.
+MIN_TIMED = 10
 
 
 class Lateness(msgspec.Struct, frozen=True):

@@ -11,19 +11,26 @@ from collections import Counter
 from collections.abc import Collection
 
 from quorumcast.pipeline.audit.charges import Case, Charge, Feature
-from quorumcast.pipeline.audit.thresholds import (
-    MAX_OTHERS_SHARE,
-    MIN_DUE_IN_SLOT,
-    MIN_MISSING,
-    MIN_MISSING_CERTAIN,
-    MIN_MISSING_SHARE,
-    MIN_SLOTS,
-    MIN_UNANSWERED,
-    STEADY_SHARE,
-    STEADY_SHARE_MIXED,
-)
 from quorumcast.watch.inquiries import ANSWER
 from quorumcast.watch.turnout import MUTE
+
+# Thresholds of omissions. Correct nodes stay below them. A message is missing after
+# `watch.turnout.OVERDUE_MS`, the longest leader timeout.
+
+#: Least number and share of missing messages. Losses that no sequence number reveals are fewer.
+MIN_MISSING, MIN_MISSING_SHARE = 5, 0.12
+#: Least number if the message is always owed, or if none ever came.
+MIN_MISSING_CERTAIN = 3
+#: Least number of unanswered requests; each of them is repeated many times.
+MIN_UNANSWERED = 2
+#: A part of the run counts if this many messages were due in it.
+MIN_DUE_IN_SLOT = 2
+#: A paused node fails in few parts of a run, a faulty one in this share of them.
+STEADY_SHARE, MIN_SLOTS = 0.8, 3
+#: The share for a node that sends some messages and omits others in the same parts: not a pause.
+STEADY_SHARE_MIXED = 0.66
+#: If others miss more than this share of what the accused misses, the network is to blame.
+MAX_OTHERS_SHARE = 0.4
 
 #: Messages that a broker owes to its peers.
 OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", ANSWER)

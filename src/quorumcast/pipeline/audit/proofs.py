@@ -58,11 +58,6 @@ class StatementContent(msgspec.Struct, frozen=True):
     settled: bool = True
 
 
-def court_of(manifest: Manifest) -> Court:
-    """Return the court that judges by this manifest."""
-    return Court(manifest.cell, manifest.broker_ids, manifest.quorums, manifest.keys, manifest.hash)
-
-
 def read_signed(data: bytes) -> Signed | None:
     """Return the signed statement in a document, or None."""
     try:
@@ -114,11 +109,6 @@ def about_evidence(evidence: Evidence) -> str:
     return ""
 
 
-def deed_of(evidence: Evidence) -> str:
-    """Return the deed that evidence proves."""
-    return "equivocated" if evidence.kind is EvidenceKind.CONFLICT else "altered"
-
-
 def find_proofs(
     manifests: Sequence[Manifest],
     evidence: Iterable[tuple[str, bytes]],
@@ -132,12 +122,15 @@ def find_proofs(
     found: dict[tuple[str, str], tuple[Evidence, dict[str, None]]] = {}
 
     def keep(document: Evidence, observers: Iterable[str]) -> None:
-        key = (document.accused, deed_of(document))
+        deed = "equivocated" if document.kind is EvidenceKind.CONFLICT else "altered"
+        key = (document.accused, deed)
         _, shown_by = found.setdefault(key, (document, {}))
         shown_by.update(dict.fromkeys(observers))
 
     for manifest in manifests:
-        court = court_of(manifest)
+        court = Court(
+            manifest.cell, manifest.broker_ids, manifest.quorums, manifest.keys, manifest.hash
+        )
         for observer, data in evidence:
             document = verified_evidence(data, court)
             if document is not None:

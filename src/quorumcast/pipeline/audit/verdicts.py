@@ -32,6 +32,9 @@ MEASURED = "measured"
 #: The deed, and the prefix of its reasons, of a node that can make correct nodes look faulty.
 MISLED, MISLED_WHY = "misled", "may be behind that somebody "
 
+#: What a signed statement contradicts, by the deed that it proves.
+CONTRADICTED = {"equivocated": "itself", "altered": "what f+1 other brokers signed"}
+
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one node for one kind of deed."""
@@ -209,7 +212,7 @@ def _verdicts_on(
             score=1.0,
             deed=proof.deed,
             towards=proof.shown_by[:MAX_LISTED],
-            reasons=(f"signed what contradicts {_contradicted(proof)}: {proof.about}",),
+            reasons=(f"signed what contradicts {CONTRADICTED[proof.deed]}: {proof.about}",),
             count=1,
             proof=proof,
         )
@@ -254,7 +257,3 @@ def _times(charges: Iterable[Charge]) -> int:
         key = (charge.accused, charge.observer, charge.why, charge.publishers)
         seen[key] = max(charge.count, seen.get(key, 0))
     return sum(seen.values())
-
-
-def _contradicted(proof: Proof) -> str:
-    return "itself" if proof.deed == "equivocated" else "what f+1 other brokers signed"

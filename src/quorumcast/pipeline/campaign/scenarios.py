@@ -87,7 +87,8 @@ def run_seed(seed: int, choice: ScenarioChoice) -> Row:
     row |= {"verdict": OK, "property": "", "detail": ""}
     try:
         plan = choice.draw(seed)
-        row |= _configuration(plan)
+        row |= {"policy": plan.kind, "adversary": plan.adversary, "acts": len(plan.acts)}
+        row |= {k: v for k, v in plan.parameters().items() if k in row}
         outcome = perform(plan)
         row |= {name: getattr(outcome, name) for name in (*_COUNTERS, "trace_hash")}
         if outcome.violations:
@@ -99,11 +100,6 @@ def run_seed(seed: int, choice: ScenarioChoice) -> Row:
         row |= {"verdict": RAISED, "property": RAISING, "detail": detail}
     row["took_ms"] = round((time.perf_counter() - started) * 1000)
     return row
-
-
-def _configuration(plan: Plan) -> Row:
-    row = {"policy": plan.kind, "adversary": plan.adversary, "acts": len(plan.acts)}
-    return row | {k: v for k, v in plan.parameters().items() if k in RESULT_COLUMNS.names}
 
 
 def run_seeds(

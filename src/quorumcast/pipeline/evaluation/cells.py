@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from quorumcast.bench import fit, freeman
+from quorumcast.bench import papers
 from quorumcast.bench.plan import BenchPlan
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cell.tracing import CellParameters
@@ -90,23 +90,23 @@ def _freeman(line: ScenarioResult, cell: CellParameters) -> list[Beside]:
     ):
         return []
     found = []
-    for name, policy, alpha, brokers, rate in freeman.LINES:
+    for name, policy, alpha, brokers, rate in papers.FREEMAN_LINES:
         if (policy, alpha, brokers) != (cell.policy, cell.alpha, cell.brokers):
             continue
         document = f"Freeman, {name}, {brokers} brokers"
         if rate:
             ours = line.publications_per_s
             found.append(_beside(document, "throughput", "publications/s", rate, ours))
-        if theirs := freeman.LATENCIES_MS.get((policy, alpha, brokers)):
+        if theirs := papers.FREEMAN_LATENCIES_MS.get((policy, alpha, brokers)):
             mine = (latency.mean, latency.deviation, latency.p99)
-            for figure, their, our in zip(freeman.FIGURES, theirs, mine, strict=True):
+            for figure, their, our in zip(papers.FREEMAN_STATISTICS, theirs, mine, strict=True):
                 found.append(_beside(document, f"latency, {figure}", "ms", their, our))
     return found
 
 
 def _fit(line: ScenarioResult, cell: CellParameters) -> list[Beside]:
     """FIT-Broker §5.2: events of 253 bytes, ten channels, two subscribers."""
-    for (test, policy), plan in fit.plans(BenchPlan()).items():
+    for (test, policy), plan in papers.fit_plans(BenchPlan()).items():
         same = (
             policy == cell.policy
             and (plan.brokers, plan.tolerated()) == (cell.brokers, cell.f)
@@ -115,9 +115,9 @@ def _fit(line: ScenarioResult, cell: CellParameters) -> list[Beside]:
             and plan.fault_label == line.scenario.fault
             and not cell.rate
         )
-        figure = fit.FIGURES.get((test, policy))
+        figure = papers.FIT_FIGURES.get((test, policy))
         if same and figure is not None:
-            document = f"FIT-Broker, {test}: {fit.KINDS[policy]}"
+            document = f"FIT-Broker, {test}: {papers.FIT_KINDS[policy]}"
             return [_beside(document, "throughput", "events/s", figure, line.events_per_s)]
     return []
 

@@ -13,6 +13,7 @@ from quorumcast.pipeline.evaluation.svg import SERIES_COLOURS, Bar, Series, bars
 
 #: With more scenarios, charts with a curve for each are left out.
 MOST_CURVES = 12
+_LATENCIES = ("mean", "deviation", "p50", "p90", "p99", "most")
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fcfcfb; --text: #1d2329; --faint: #5c6670;
@@ -167,7 +168,7 @@ def _figures(shown: Sequence[ScenarioResult]) -> str:
             f"{line.runs:,}",
             amount(line.publications_per_s),
             amount(line.events_per_s),
-            *map(amount, _latencies(line)),
+            *(amount(getattr(line.latency, name)) for name in _LATENCIES),
             percent(line.coverage),
             percent(line.by_history_share),
             amount(line.mean_hops),
@@ -178,11 +179,6 @@ def _figures(shown: Sequence[ScenarioResult]) -> str:
     ]
     bad = [i for i, line in enumerate(shown) if line.delivered < line.owed]
     return _table(head, rows, bad=bad)
-
-
-def _latencies(line: ScenarioResult) -> list[float | None]:
-    found = line.latency
-    return [found.mean, found.deviation, found.p50, found.p90, found.p99, found.most]
 
 
 def _pictures(shown: Sequence[ScenarioResult]) -> str:
@@ -201,7 +197,11 @@ def _rates(shown: Sequence[ScenarioResult]) -> str:
         found.append(Bar(line.name, line.publications_per_s, note, 0, theirs))
     told = any(bar.mark is not None for bar in found)
     title = "Publications per second" + (" (line: Freeman)" if told else "")
-    return f"<h3>{title}</h3>{bars(found, label=title)}"
+    return _bar_chart(title, found)
+
+
+def _bar_chart(title: str, found: Sequence[Bar]) -> str:
+    return f"<h3>{title}</h3>{bars(found, label=title)}" if found else ""
 
 
 def _tails(shown: Sequence[ScenarioResult]) -> str:
@@ -211,8 +211,7 @@ def _tails(shown: Sequence[ScenarioResult]) -> str:
         for line in shown
         if line.latency.p99 is not None
     ]  # fmt: skip
-    title = "Latency: median (line) and 99 % (bar), ms"
-    return f"<h3>{title}</h3>{bars(found, label=title)}" if found else ""
+    return _bar_chart("Latency: median (line) and 99 % (bar), ms", found)
 
 
 def _traffic(shown: Sequence[ScenarioResult]) -> str:
@@ -221,8 +220,7 @@ def _traffic(shown: Sequence[ScenarioResult]) -> str:
         for line in shown
         if line.bytes_per_delivery is not None
     ]
-    title = "Bytes sent by all nodes per delivery"
-    return f"<h3>{title}</h3>{bars(found, label=title)}" if found else ""
+    return _bar_chart("Bytes sent by all nodes per delivery", found)
 
 
 def _distribution(shown: Sequence[ScenarioResult]) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.evaluation.cells import cell_of
+from quorumcast.pipeline.session import first_line
 from quorumcast.traces.form import COLUMNS, HEADER, Header, read_header
 
 
@@ -77,9 +78,7 @@ def _rows_of(file: Path, run: str) -> int:
         with pq.ParquetFile(file) as opened:
             footer, schema = opened.metadata, opened.schema_arrow
     except (pa.ArrowException, OSError) as error:
-        raise UsageError(
-            f"{file} is damaged ({_first_line(error)}): trace that run again"
-        ) from None
+        raise UsageError(f"{file} is damaged ({first_line(error)}): trace that run again") from None
     if {field.name: str(field.type) for field in schema} != COLUMNS:
         raise UsageError(
             f"{file} does not have the columns of a trace: it does not belong here, or another "
@@ -91,7 +90,3 @@ def _rows_of(file: Path, run: str) -> int:
         if statistics is not None and {statistics.min, statistics.max} != {run}:
             raise UsageError(f"{file} belongs to another run than {HEADER} beside it: move it away")
     return int(footer.num_rows)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

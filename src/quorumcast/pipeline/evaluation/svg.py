@@ -135,7 +135,8 @@ def bars(shown: Sequence[Bar], *, label: str) -> str:
         y = 4 + index * row
         length = max(bar.value / most * room, 1.0)
         title = f"<title>{escape(bar.name)}: {escape(bar.note)}</title>"
-        marks.append(_text(names - 8, y + 15, _short(bar.name), "end"))
+        short = bar.name if len(bar.name) <= _LONGEST else f"{bar.name[: _LONGEST - 1]}…"
+        marks.append(_text(names - 8, y + 15, short, "end"))
         marks.append(
             f'<rect class="s{bar.colour % SERIES_COLOURS}" x="{names:.1f}" y="{y}" rx="2" '
             f'width="{length:.1f}" height="{row - 8}">{title}</rect>'
@@ -148,7 +149,3 @@ def bars(shown: Sequence[Bar], *, label: str) -> str:
             marks.append(f'<path class="mark" d="M{names + at:.1f} {y - 2}v{row - 4}"/>')
         marks.append(_text(names + end + 6, y + 14, bar.note, "start", "value"))
     return _frame(8 + len(shown) * row, label, marks)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"

@@ -1,12 +1,10 @@
 """A connection pool: nodes that stay connected to a cell from one Spark task to the next.
 
 Spark reads with many short tasks in long-lived processes, and connecting costs a handshake with
-every broker. So a process keeps its node for the next task. It closes the node after IDLE_S without
-a task, or as soon as another process on this machine waits for a seat.
-
-Two processes at one seat would displace each other. On one machine a file lock per seat prevents
-that; it ends with its process. Between machines there is no lock: a task starts its search at the
-seat of its partition number, so that the tasks of one micro-batch take different seats.
+every broker. A node is closed after IDLE_S without a task, or as soon as another process on this
+machine waits for a seat. Two processes at one seat would displace each other: a file lock per seat
+prevents that on one machine. On several machines, the tasks of a micro-batch prefer different
+seats, by their partition numbers.
 """
 
 from __future__ import annotations

@@ -131,16 +131,13 @@ def seats(name: str, value: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def one_of(*choices: str) -> Callable[[str, str], str]:
-    """Return a parser for one of these words."""
-
-    def parse(name: str, value: str) -> str:
-        if value.lower() not in choices:
-            known = ", ".join(choices)
-            raise UsageError(f"option {name!r} is {value!r}: choose one of {known}")
-        return value.lower()
-
-    return parse
+def tamper(name: str, value: str) -> Tamper:
+    """Parse a reaction to tampering."""
+    try:
+        return Tamper(value.lower())
+    except ValueError:
+        known = ", ".join(Tamper)
+        raise UsageError(f"option {name!r} is {value!r}: choose one of {known}") from None
 
 
 def names(name: str, value: str) -> tuple[str, ...]:
@@ -234,7 +231,7 @@ def source_options(
     ending = given.take("endingOffsets", _ending, Offsets(LATEST))
     limits = [given.take(name, count, 0) for name in ("maxEventsPerTrigger", "maxBytesPerTrigger")]
     strict = given.take("failOnDataLoss", switch, True)
-    tamper = given.take("failOnTamper", one_of(*Tamper), str(Tamper.WARN))
+    reaction = given.take("failOnTamper", tamper, Tamper.WARN)
     where = given.take("where", text, "")
     receipts = given.take("receipts", switch, False)
     partitions = given.take("partitions", count, 0)
@@ -269,7 +266,7 @@ def source_options(
         max_events=limits[0],
         max_bytes=limits[1],
         fail_on_data_loss=strict,
-        tamper=Tamper(tamper),
+        tamper=reaction,
         where=where,
         receipts=receipts,
         partitions=partitions or min(parallel_seats, parallelism or os.cpu_count() or 1),

@@ -40,7 +40,7 @@ class OffsetPlanner:
         self._schema = schema
         self._pooled = POOL.take(options.access)
         #: The last result of `ends`, and the ends that brokers reported then.
-        self._ends: Positions | None = None
+        self.last_ends: Positions | None = None
         self._reported_ends: Positions = {}
         #: Mean events and bytes of a publication, by channel.
         self._means: dict[str, tuple[float, float]] = {}
@@ -67,11 +67,11 @@ class OffsetPlanner:
         found = self._pooled.thread.run(self._bounds(self.channels()))
         self._reported_ends = {name: end for name, (_, end) in found.items()}
         # An end never decreases: the brokers that answer now may lag behind earlier ones.
-        before = self._ends or {}
-        self._ends = {
+        before = self.last_ends or {}
+        self.last_ends = {
             name: max(end, before.get(name, 1)) for name, end in self._reported_ends.items()
         }
-        return dict(self._ends)
+        return dict(self.last_ends)
 
     def check_reached(self, start: Positions) -> Positions:
         """Return offsets that the channels have reached, or raise `UsageError`.
@@ -97,7 +97,7 @@ class OffsetPlanner:
                 )
             _log.warning("%s; failOnDataLoss is 'false', so it goes on with %d", what, oldest)
             kept[name] = oldest
-            self._ends = {**(self._ends or {}), name: end}
+            self.last_ends = {**(self.last_ends or {}), name: end}
         return kept
 
     async def _find_behind(self, names: list[str], start: Positions) -> dict[str, tuple[int, int]]:
@@ -110,10 +110,6 @@ class OffsetPlanner:
             if not behind or loop.time() >= deadline:
                 return behind
             await asyncio.sleep(_POLL_S)
-
-    def last_ends(self) -> Positions | None:
-        """Return the last known ends."""
-        return self._ends
 
     def starting(self) -> Positions:
         """Return the offsets at which a new query starts."""

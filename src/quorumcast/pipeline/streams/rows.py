@@ -172,7 +172,9 @@ class Assembler:
         )
 
     def _data(self, publications: Sequence[Publication]) -> list[pa.Array]:
-        batches = [p.data if p.data is not None else self._null_row() for p in publications]
+        nulls = [pa.nulls(1, field.type) for field in self._columns]
+        null_row = pa.RecordBatch.from_arrays(nulls, names=self._columns.names)
+        batches = [null_row if p.data is None else p.data for p in publications]
         found: list[pa.Array] = []
         for index, field in enumerate(self._columns):
             chunks = [batch.column(index) for batch in batches]
@@ -180,12 +182,6 @@ class Assembler:
             wanted = self._schema.field(index).type
             found.append(column if field.type == wanted else column.cast(wanted))
         return found
-
-    def _null_row(self) -> pa.RecordBatch:
-        """Return one row of nulls."""
-        return pa.RecordBatch.from_arrays(
-            [pa.nulls(1, field.type) for field in self._columns], names=self._columns.names
-        )
 
     def _origins(
         self,

@@ -32,7 +32,6 @@ from quorumcast.core.envelope import microseconds_of, time_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_ROWS
 from quorumcast.manifest.files import read_identity
-from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.pipeline.streams.fitting import Fit, fit
 from quorumcast.pipeline.streams.options import (
     SINK_SEATS,
@@ -96,7 +95,11 @@ def sink_options(options: Mapping[str, str], schema: StructType, *, streaming: b
     if events > MAX_ROWS:
         raise UsageError(f"option 'eventsPerPublication' is {events}: give at most {MAX_ROWS:,}")
     entry = to_publish(manifest, read_identity(Path(access.identity)).name, channel)
-    _check_order(entry)
+    if not entry.policy.total:
+        raise UsageError(
+            f"channel {channel!r} cannot tell what was published before, because it has no "
+            "total order: write to a channel with one of the policies 'total' and 'total-crash'"
+        )
     time_column, at_us = None, -1
     if published and published != BATCH_TIME:
         time_column, at_us = _given_time(published, schema)
@@ -131,14 +134,6 @@ def _staging(given: str, checkpoint: str, name: str, *, streaming: bool) -> str:
             "all of them are published; or name a directory for them with 'staging'"
         )
     return f"{directory_uri(checkpoint).rstrip('/')}/{CHECKPOINT_STAGING}"
-
-
-def _check_order(entry: ChannelEntry) -> None:
-    if not entry.policy.total:
-        raise UsageError(
-            f"channel {str(entry.name)!r} cannot tell what was published before, because it has no "
-            "total order: write to a channel with one of the policies 'total' and 'total-crash'"
-        )
 
 
 def _given_time(published: str, schema: StructType) -> tuple[int | None, int]:

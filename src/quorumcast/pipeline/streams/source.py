@@ -135,7 +135,7 @@ class StreamReader(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def reportLatestOffset(self) -> Positions | None:  # noqa: N802
         """Return the ends of the channels for the progress of the query."""
-        return self._planner.last_ends()
+        return self._planner.last_ends
 
     def partitions(self, start: Positions, end: Positions) -> Sequence[InputPartition]:
         """Return the ranges of a micro-batch."""

@@ -1,17 +1,14 @@
-"""The staging directory: the rows of a micro-batch between the tasks and the channel.
+"""The staging directory: holds the rows of a micro-batch between the tasks and the channel.
 
 Spark may repeat a micro-batch with other partitions, in another order, or without rows that its
-input no longer retains. Published rows cannot be taken back. So a micro-batch is decided once,
-before its first row is published:
+input no longer retains. Published rows cannot be taken back, so a micro-batch is decided once:
 
 1. Each task writes its publications to a *part*, a file of its own.
 2. When all tasks have ended, the driver names the parts in `batch.json`. The first driver to write
-   that file decides; a later or concurrent driver follows its decision.
-3. The driver publishes the parts, creates the file `published`, and removes the parts.
+   that file decides, and others follow. Parts that it does not name are leftovers.
+3. The driver publishes the named parts, creates the file `published`, and removes all parts.
 
-A decided micro-batch needs no input again. Parts that `batch.json` does not name come from repeated
-tasks or a driver that died; they are removed with the others. `batch.json` is kept until a later
-micro-batch has been published: from then on brokers refuse the earlier one.
+`batch.json` is kept until a later micro-batch is published: from then on brokers refuse this one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Turns rows into publications: tasks split and stage them, and the driver publishes them.
 
-A task splits the rows of its partition into publications of a fixed number of rows, halves those
-that are too large, and stages them. When all tasks have ended, the driver publishes the staged rows
-as one resumable stream (`client.resuming`), named by the query, with the micro-batch as epoch. A
-driver that publishes a micro-batch again, or concurrently with another driver, publishes the same
-bytes under the same numbers, so each publication is ordered once.
-
-The node runs in a thread of its own: while it hashes, signs and sends, the next rows are read.
+A task splits its rows into publications of a fixed number of rows, and halves those that are too
+large. The driver publishes the staged rows as one resumable stream (`client.resuming`), named by
+the query, with the micro-batch as epoch. A driver that publishes a micro-batch again, or beside
+another driver, publishes the same bytes under the same numbers: each publication is ordered once.
+The node has a thread of its own, so that it hashes, signs and sends while the next rows are read.
 """
 
 from __future__ import annotations

@@ -66,15 +66,8 @@ DT2 = ContentShape(name="dt2", subscriptions=19_472, density=0.53, predicates=1)
 def event_columns(shape: ContentShape) -> pa.Schema:
     """Return the columns of publications: with attributes a1, a2, … and the number of matches."""
     attributes = [(f"a{index + 1}", pa.int32()) for index in range(shape.attributes)]
-    return pa.schema(
-        [
-            ("at_ms", pa.int64()),
-            ("id", pa.int64()),
-            ("node", pa.string()),
-            *attributes,
-            ("matches", pa.int64()),
-        ]
-    )
+    before = [("at_ms", pa.int64()), ("id", pa.int64()), ("node", pa.string())]
+    return pa.schema([*before, *attributes, ("matches", pa.int64())])
 
 
 class ContentGenerator:

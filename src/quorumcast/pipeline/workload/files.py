@@ -155,10 +155,7 @@ def write_content(
         deliveries=int(counted[0]) if counted else 0,
         made={
             "generated": shape.name,
-            "density": shape.density,
-            "predicates": shape.predicates,
-            "attributes": shape.attributes,
-            "values": shape.values,
+            **{n: getattr(shape, n) for n in ("density", "predicates", "attributes", "values")},
             "zipf": shape.exponent,
         },
     )

@@ -15,6 +15,7 @@ import msgspec
 from quorumcast.bench.workload import WorkloadHeader
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.lazy import sql
+from quorumcast.pipeline.session import first_line
 from quorumcast.pipeline.workload.files import partitions_for, write_events
 from quorumcast.pipeline.workload.prepare import finish
 from quorumcast.pipeline.workload.steps import GAP_MS, WorkloadSettings, channel_name
@@ -38,9 +39,7 @@ def prepare_published(
         rows = spark.read.json(sources, schema=_SCHEMA, columnNameOfCorruptRecord="_unreadable")
         rows = rows.persist()
     except AnalysisException as error:
-        raise UsageError(
-            f"{', '.join(sources)} cannot be read: {str(error).splitlines()[0]}"
-        ) from None
+        raise UsageError(f"{', '.join(sources)} cannot be read: {first_line(error)}") from None
     try:
         users = rows.where("type = 'user'")
         events = users.select("node", sql.explode("events").alias("event")).select(

@@ -16,6 +16,7 @@ import msgspec
 
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.lazy import sql
+from quorumcast.pipeline.session import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -98,7 +99,7 @@ def read_source(spark: SparkSession, sources: list[str], kind: str, recipe: Reci
         frame = _read(spark, sources, kind, recipe)
         missing = [name for name in recipe.columns if name not in frame.columns]
     except AnalysisException as error:
-        raise UsageError(f"{', '.join(sources)} cannot be read: {_first_line(error)}") from None
+        raise UsageError(f"{', '.join(sources)} cannot be read: {first_line(error)}") from None
     if missing:
         raise UsageError(
             f"there is no column {missing[0]!r} in {sources[0]}; it has "
@@ -148,7 +149,3 @@ def _seconds(time: Column) -> Column:
     stamp = sql.unix_micros(text.try_cast("timestamp")) / 1e6
     seconds = sql.coalesce(text.try_cast("double"), stamp)
     return sql.when(sql.abs(seconds) <= LATEST_S, seconds)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].strip().rstrip(".")

@@ -2,7 +2,17 @@
 
 from msgspec.structs import replace
 
-from quorumcast.bench.fit import BATCHES, CRASH, FIGURES, KINDS, LYING, NORMAL, TWO, plans, run_fit
+from quorumcast.bench.papers import (
+    BATCHES,
+    CRASH,
+    FIT_FIGURES,
+    FIT_KINDS,
+    LYING,
+    NORMAL,
+    TWO,
+    fit_plans,
+    run_fit,
+)
 from quorumcast.bench.plan import BenchPlan, BenchReport, LatencySample
 
 PLAN = BenchPlan(seconds=1.0)
@@ -40,16 +50,16 @@ def report(plan: BenchPlan, rate: float, lost: int = 0) -> BenchReport:
 
 
 def test_every_test_of_every_kind_that_claims_to_withstand_it() -> None:
-    todo = plans(PLAN)
+    todo = fit_plans(PLAN)
     assert {key for key in todo if key[0] != LYING} == {
-        (test, policy) for test in (NORMAL, CRASH, TWO, BATCHES) for policy in KINDS
+        (test, policy) for test in (NORMAL, CRASH, TWO, BATCHES) for policy in FIT_KINDS
     }
     assert {policy for test, policy in todo if test == LYING} == {"direct", "total"}
-    assert set(FIGURES) <= set(todo)
+    assert set(FIT_FIGURES) <= set(todo)
 
 
 def test_cells_are_as_large_as_the_document_says() -> None:
-    todo = plans(PLAN)
+    todo = fit_plans(PLAN)
     assert [todo[NORMAL, policy].brokers for policy in ("total", "direct", "total-crash")] == [
         4,
         3,
