@@ -7,6 +7,7 @@ import pytest
 
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.policy import POLICY_NAMES
+from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
 from quorumcast.sim.mutants.mistakes import (
     Mistake,
     chosen_policies,
@@ -67,6 +68,12 @@ def test_catalogue_has_mistakes_in_every_room_told_apart() -> None:
     assert {entry.room for entry in CATALOGUE} == set(ROOMS)
     tried = [entry.id for entry in entries()]
     assert len(tried) == len(set(tried)) > len(names), "the known-bad variants are tried as well"
+
+
+def test_known_bad_variants_patch_attributes_that_exist() -> None:
+    for variant in VARIANTS:
+        for patch in variant.patches:
+            assert patch.attribute in vars(patch.owner), f"{variant.name}: adapt {patch.attribute}"
 
 
 def test_plant_snippet_that_is_gone_or_occurs_twice_says_so() -> None:

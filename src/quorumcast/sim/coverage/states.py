@@ -17,6 +17,7 @@ from typing import get_args
 import msgspec
 
 from quorumcast.cell.messages import CellMessage
+from quorumcast.core.errors import ensure
 from quorumcast.core.machine import DropReason, Suspicion
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.sim.coverage.transitions import Transition
@@ -94,7 +95,9 @@ def known_states() -> tuple[ProtocolState, ...]:
     found: dict[ProtocolState, None] = {}
     for pattern, role, policies in MODULES:
         named = {path for path, *_ in MODULES if path != pattern}
-        for path in sorted(PACKAGE.glob(pattern)):
+        paths = sorted(PACKAGE.glob(pattern))
+        ensure(bool(paths), f"no module is called {pattern}: adapt the list")
+        for path in paths:
             if path.relative_to(PACKAGE).as_posix() in named:
                 continue  # the module has its own entry
             for what, under in _named_in(ast.parse(path.read_text(encoding="utf-8"))):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from quorumcast.broadcast import acceptance, history
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.authenticated import Relay
@@ -25,6 +27,7 @@ from quorumcast.cell.subscribing.reports import Reports
 from quorumcast.core.machine import Persist, Send
 from quorumcast.core.quorum import Quorums
 from quorumcast.core.tally import Ballot, Tally
+from quorumcast.crypto import keyring
 from quorumcast.crypto.identity import derive
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.mac import chain_bytes
@@ -57,21 +60,12 @@ AWAY = (Act(50, "partition", peers=(SUB2,)), Act(250, "heal"))
 def _covered(**omitted: Any) -> Callable[..., bytes]:
     """A chain MAC's input without some of its fields."""
 
-    def covered(
-        self: Keyring, author: Any, reader: Any, stream: Any, first: int, digests: bytes, order: Any
-    ) -> bytes:
+    def covered(*fields: Any) -> bytes:
+        cell, epoch, author, reader, stream, first, digests, order = fields
         if "channel" in omitted:
-            stream = type(stream)("", stream.publisher, stream.incarnation, stream.lane)
-        return chain_bytes(
-            self.instance,
-            self.epoch,
-            author,
-            reader,
-            stream,
-            omitted.get("first", first),
-            omitted.get("digests", digests),
-            order,
-        )
+            stream = replace(stream, channel="")
+        first, digests = omitted.get("first", first), omitted.get("digests", digests)
+        return chain_bytes(cell, epoch, author, reader, stream, first, digests, order)
 
     return covered
 
@@ -223,19 +217,19 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(
         "mac-without-number", "a chain MAC does not cover the number",
-        [Patch(Keyring, "_covered", _covered(first=0))],
+        [Patch(keyring, "chain_bytes", _covered(first=0))],
         fifo_plan("chain", mount(B2, attacks.shift_chain)), ("Authenticity",),
     ),
     Variant(
         "mac-without-channel", "a chain MAC does not cover the channel",
-        [Patch(Keyring, "_covered", _covered(channel=None))],
+        [Patch(keyring, "chain_bytes", _covered(channel=None))],
         fifo_plan("chain", mount(B2, attacks.cross_chain),
                   acts=[Act(50, "submit", PUB1, QUOTES, 1)]),
         ("Authenticity",),
     ),
     Variant(
         "mac-without-digests", "a chain MAC does not cover the contents",
-        [Patch(Keyring, "_covered", _covered(digests=b""))],
+        [Patch(keyring, "chain_bytes", _covered(digests=b""))],
         fifo_plan("chain", Corruption(B2, "alter", 0, 100, ("contents",))), ("Authenticity",),
     ),
     Variant(
