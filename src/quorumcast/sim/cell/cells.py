@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Sequence
 from functools import cache
 
+import msgspec
+
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
@@ -23,14 +25,11 @@ SUBSCRIBERS = tuple(NodeId(f"sub-{index}") for index in (1, 2, 3, 4))
 CLIENTS = (*PUBLISHERS, *SUBSCRIBERS)
 
 
-class Cell:
+class Cell(msgspec.Struct, eq=False):
     """A manifest and the keys of all its nodes."""
 
-    __slots__ = ("keyrings", "manifest")
-
-    def __init__(self, manifest: Manifest, keyrings: dict[NodeId, Keyring]) -> None:
-        self.manifest = manifest
-        self.keyrings = keyrings
+    manifest: Manifest
+    keyrings: dict[NodeId, Keyring]
 
 
 @cache

@@ -80,7 +80,7 @@ FIGURE_OF = {
 }
 
 
-class MutantEntry(msgspec.Struct, frozen=True, kw_only=True):
+class MutantEntry(msgspec.Struct, frozen=True):
     """A mistake of the catalogue, or a known-bad variant."""
 
     id: str
@@ -106,13 +106,13 @@ class MutantEntry(msgspec.Struct, frozen=True, kw_only=True):
         return min(seeds, FOR_KNOWN_BAD) if self.known_bad else seeds
 
 
-class Result(msgspec.Struct, kw_only=True):
+class Result(msgspec.Struct):
     """The result for one entry."""
 
     id: str
     room: str
     why: str
-    verdict: MutantVerdict
+    verdict: MutantVerdict = MutantVerdict.UNFINISHED
     #: Drawn scenarios that were tried, including the one that caught it.
     scenarios: int = 0
     #: Those of them in which it makes a difference; for known-bad variants, all.
@@ -157,31 +157,17 @@ class MutantReport(msgspec.Struct, kw_only=True):
 def entries(rooms: Sequence[str] = (), only: Sequence[str] = ()) -> list[MutantEntry]:
     """The entries of these rooms and ids; all entries if neither is given."""
     found = [
-        MutantEntry(
-            id=mistake.id,
-            room=mistake.room,
-            why=mistake.why,
-            policies=chosen_policies(mistake.policies, POLICY_NAMES),
-            mistake=mistake,
-        )
-        for mistake in read_catalogue()
+        MutantEntry(m.id, m.room, m.why, chosen_policies(m.policies, POLICY_NAMES), m)
+        for m in read_catalogue()
     ]
     found += [
-        MutantEntry(
-            id=variant.name,
-            room=KNOWN_BAD,
-            why=variant.mistake,
-            policies=(variant.attack(0).kind,),
-        )
+        MutantEntry(variant.name, KNOWN_BAD, variant.mistake, (variant.attack(0).kind,))
         for variant in VARIANTS
     ]
     _check_choice("room", rooms, {entry.room for entry in found})
     _check_choice("mistake", only, {entry.id for entry in found})
-    return [
-        entry
-        for entry in found
-        if (not rooms and not only) or entry.room in rooms or entry.id in only
-    ]
+    chosen = [entry for entry in found if entry.room in rooms or entry.id in only]
+    return chosen if rooms or only else found
 
 
 def in_turn(chosen: Sequence[MutantEntry]) -> list[MutantEntry]:
@@ -223,12 +209,7 @@ class Hunt:
         self._until = self._began + 60 * minutes
         self._tests = tests
         self._progress = progress
-        self._results = {
-            entry.id: Result(
-                id=entry.id, room=entry.room, why=entry.why, verdict=MutantVerdict.UNFINISHED
-            )
-            for entry in chosen
-        }
+        self._results = {entry.id: Result(entry.id, entry.room, entry.why) for entry in chosen}
         #: The mistakes that each probed scenario reaches.
         self._reached: dict[Drawn, frozenset[str]] = {}
         #: Error messages of failed worker processes, by entry.

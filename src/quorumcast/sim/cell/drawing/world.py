@@ -132,9 +132,8 @@ def draw_partitions(draft: Draft) -> None:
     everyone = (*draft.brokers, *draft.clients)
     at = rng.randrange(draft.safety_ms // 2)
     while at < draft.safety_ms:
-        side = tuple(node for node in everyone if rng.randrange(3) == 0)
+        draft.act(at, "partition", peers=[node for node in everyone if rng.randrange(3) == 0])
         length = rng.randrange(20, 200)
-        draft.act(at, "partition", peers=side)
         draft.act(at + length, "heal")
         at += length + rng.randrange(20, 200)
 
@@ -149,8 +148,7 @@ def draw_isolation(draft: Draft) -> None:
         length = rng.choice((rng.randrange(20, 200), rng.randrange(longest // 2, longest)))
         kind = rng.choice(("partition", "alone", "mute", "one-way"))
         if kind == "partition":
-            side = tuple(node for node in everyone if rng.randrange(3) == 0)
-            draft.act(at, "partition", peers=side)
+            draft.act(at, "partition", peers=[node for node in everyone if rng.randrange(3) == 0])
         elif kind == "alone":
             draft.act(at, "partition", peers=(rng.choice(everyone),))
         else:

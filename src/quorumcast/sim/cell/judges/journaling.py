@@ -1,11 +1,8 @@
 """Journals: a correct broker cannot contradict itself after a restart (no amnesia).
 
 On channels with a journal, a broker writes each vote, echo, chained run, signature and attestation
-to its disk before it sends it. The checker reads the simulated disk at the moment of sending, so it
-finds a missing write without a crash.
-
-A history may correct a broker. Publications that the cell has settled need not be on the disk:
-no subscriber can have accepted anything else, and a restarted broker fetches them from the others.
+to its disk before it sends it. The checker reads the simulated disk at the moment of sending. Only
+settled publications need not be on the disk, since no subscriber can have accepted anything else.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """Refusal and suspicion: correct nodes neither refuse nor suspect one another.
 
-A machine that ignores a message gives a reason (`Drop`), and one that blames a peer gives a cause
-(`Suspect`). Correct nodes send one another nothing malformed, unsigned or forbidden. If a correct
-node refuses such a message all the same, the two differ about the protocol, and a quorum may lack a
-vote although nobody lies.
+If a correct node refuses (`Drop`) or suspects (`Suspect`) another one, the two differ about the
+protocol, and a quorum may lack a vote although nobody lies. These cases are not the sender's fault:
 
-Four cases are not the sender's fault:
-
-- An attacker on the wire may alter contents, which only their digests protect.
-- A broker may forward a lie of the publisher, or of a node before it on a chain: it cannot verify
-  MACs that are meant for others.
-- During an epoch change, nodes of different epochs may not know one another, and a signature is
-  valid in its own epoch only.
-- A correct node may be slow, so suspicions that rest on time alone are allowed.
+- An attacker on the wire altered contents, which only their digests protect.
+- A broker forwarded a lie of the publisher, or of a node before it on a chain, since it cannot
+  verify MACs that are meant for others.
+- The two are in different epochs, and do not know each other or the epoch of a signature.
+- A correct node is slow: suspicions that rest on time alone are allowed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Ground truth about faulty nodes, message by message: the labels that an audit is measured by.
 
-A recorder wraps each fault and compares the messages that the honest machine inside wanted to send
-with the messages sent instead. Each difference towards a correct, reachable node is a *deed*: a
-message dropped, altered, added, delayed or reordered. Deeds do not depend on what any node noticed.
-
-Some differences are no deeds, because correct nodes cannot or need not object to them:
+A recorder compares the messages that the machine of a faulty node wanted to send with those sent
+instead. Each difference towards a correct, reachable node is a *deed*: a message dropped, altered,
+added, delayed or reordered. Some differences are no deeds, since correct nodes cannot object:
 
 - A publisher may publish anything, on as many streams as it is allowed. Contents other than its
   machine's are a lie only if two correct nodes were shown different ones (*equivocation*). These

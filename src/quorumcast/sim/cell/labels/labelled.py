@@ -1,17 +1,15 @@
 """Labelled runs: simulated runs with the true status of every node.
 
-A label comes from the deeds that a fault really committed (`deeds`), never from
-observations or verdicts:
+A label follows from the deeds that a fault committed (`deeds`), never from observations:
 
-- `plain`: given true reports of its deeds by all correct nodes, every explanation within the model
-  contains the node (`faults.diagnosis`). The audit should name it.
-- `word-against-word`: its deeds touch so few nodes that these may be the liars instead, for example
-  a broker that ignores one client. No audit can name it without trusting single witnesses.
+- `plain`: if all correct nodes report its deeds truly, every explanation within the model contains
+  the node (`faults.diagnosis`). The audit should name it.
+- `word-against-word`: its deeds touch so few nodes that these may be the liars instead. No audit
+  can name it without trusting single witnesses.
 - `slight`: fewer than SLIGHT deeds of one kind towards any node.
 - `late`: it only delayed messages, which is no different from distance.
 - `idle`: its fault changed nothing, for example a leader's fault in a node that never led.
-- `world`: it crashed for good, lost its disk or ran twice. It is faulty by the model but did not
-  lie, so naming it is neither right nor wrong.
+- `world`: it crashed for good, lost its disk or ran twice. Naming it is neither right nor wrong.
 - `false-witness`: its only fault is a false log.
 - `correct`: naming it is always wrong.
 """
