@@ -25,9 +25,9 @@ from quorumcast.broadcast.application import Acknowledged
 from quorumcast.broadcast.chain_sender import ChainSender
 from quorumcast.broadcast.messages import Ack, ChainRun, Open, Publish
 from quorumcast.broadcast.sender import (
-    PATIENCE,
     REPEAT_BURST,
     REPEAT_BYTES,
+    REPEAT_TICKS,
     RUNS_UNDER_WAY,
     FanOutSender,
     HistorySender,
@@ -195,9 +195,9 @@ def test_fan_out_tick_reminds_ever_more_rarely() -> None:
     sender.submit((b"a",))
     for broker in (B1, B2, B3):
         sender.on_ack(broker, ack(1))
-    reminded = [bool(sender.tick()) for _ in range(4 * PATIENCE)]
+    reminded = [bool(sender.tick()) for _ in range(4 * REPEAT_TICKS)]
     ticks = [tick for tick, said in enumerate(reminded, 1) if said]
-    assert ticks == [1, 3, PATIENCE, 2 * PATIENCE, 3 * PATIENCE, 4 * PATIENCE]
+    assert ticks == [1, 3, REPEAT_TICKS, 2 * REPEAT_TICKS, 3 * REPEAT_TICKS, 4 * REPEAT_TICKS]
 
 
 def test_fan_out_tick_does_not_bother_the_disconnected_or_the_done() -> None:

@@ -10,7 +10,7 @@ from quorumcast.broadcast.messages import Contents, Cursor, Open, Pull
 from quorumcast.core.ids import Stream, total_order
 from quorumcast.core.machine import DropReason, Effect, Forget, Receive, Send, TimerFired
 from quorumcast.core.quorum import Protection
-from quorumcast.ordering.log import PATIENCE, WANTED, Backfill, OrderedLog
+from quorumcast.ordering.log import MAX_ATTEMPTS, WANTED, Backfill, OrderedLog
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.sequencer import Tick
 from quorumcast.ordering.state import Extent, State
@@ -136,8 +136,8 @@ def test_backfill_keeps_only_what_is_retained() -> None:
 
 def test_backfill_that_nobody_can_help_with_is_given_up() -> None:
     _, backfill, _ = behind((b"a",))
-    asked = [backfill.wanted() for _ in range(PATIENCE + 2)]
-    assert asked.count([cursor(1)]) == PATIENCE
+    asked = [backfill.wanted() for _ in range(MAX_ATTEMPTS + 2)]
+    assert asked.count([cursor(1)]) == MAX_ATTEMPTS
     assert not backfill
 
 

@@ -105,7 +105,7 @@ class Acceptor:
         may_split: bool = False,
     ) -> None:
         self.stream = stream
-        #: Who else may be to blame where brokers differ: a publisher that may lie to them.
+        #: Others that may be to blame where brokers differ: a publisher that may lie to them.
         self._split_by = (stream.publisher,) if may_split else ()
         #: The number whose turn it is; everything from `start` to below it was delivered once.
         self.next = first
@@ -114,7 +114,7 @@ class Acceptor:
         self._hash = hash_
         self._window = limits.vote_window
         self._keep = limits.segment * limits.kept_segments
-        #: What was said of the numbers in [next, next + window), and what histories name beyond.
+        #: Votes on the numbers in [next, next + window), and what histories name beyond.
         self._ranges = VoteRanges()
         #: Bytes of bodies in the ranges.
         self._pending_bytes = 0

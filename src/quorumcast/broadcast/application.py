@@ -15,7 +15,7 @@ class Submit(Event, frozen=True):
     bodies: Bodies
     #: Whether they overtake what waits already.
     urgent: bool = False
-    #: The incarnation of the stream to go on with; 0 is the publisher's own.
+    #: The incarnation of the stream to resume; 0 is the publisher's own.
     resumed: int = 0
 
 
@@ -147,13 +147,13 @@ class Refused(Effect, frozen=True):
 
 
 class Concluded(Effect, frozen=True):
-    """A stream that was gone on with is at its end, and all of it is ordered."""
+    """A resumed stream is at its end, and all of it is ordered."""
 
     stream: Stream
 
 
 class Contradicted(Effect, frozen=True):
-    """A stream cannot be gone on with, because enough brokers say otherwise of it.
+    """A stream cannot be resumed, because enough brokers contradict it.
 
     At `number` something else was ordered than is offered now, or (0) a later epoch has begun.
     """

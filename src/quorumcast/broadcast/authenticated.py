@@ -14,7 +14,7 @@ and a subscriber takes the bodies from one broker and digests from the others.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.contract import Forwarder, Vouch, check_run, dropped, publisher_of
+from quorumcast.broadcast.contract import Forwarder, Vouch, check_run, dropped
 from quorumcast.broadcast.ledger import AppendResult
 from quorumcast.broadcast.messages import Publish
 from quorumcast.core.ids import Digest, Millis
@@ -42,7 +42,7 @@ class Relay(Forwarder):
                 return super().handle(event, now)
 
     def _on_publish(self, event: Receive, run: Publish) -> list[Effect]:
-        if not publisher_of(self.stream, event.sender):
+        if event.sender != self.stream.publisher:
             return dropped(event, DropReason.WRONG_SENDER)
         if run.first > self.ledger.next:
             return dropped(event, DropReason.OUT_OF_TURN)

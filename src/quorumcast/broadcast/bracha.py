@@ -17,11 +17,10 @@ others echo, once it has the contents: one of them is correct and got the run fr
 What was acknowledged is then delivered without the publisher.
 
 Source: Freeman §3.2 (algorithms 4–6). Ours: echo and ready carry one digest of the run; a broker
-that lacks the contents pulls them from one that echoed before it speaks; a broker that is stuck
-repeats itself, and one that is done answers such repetitions; echoes by the word of f+1. A broker
-is stuck if nothing was delivered for twice as long as runs have taken lately. If it repeated itself
-after a fixed time, many short runs on a busy machine would have all brokers spend that time on what
-is said again.
+that lacks the contents pulls them from one that echoed; f+1 echoes of others count as the
+publisher's run; a broker that is stuck retransmits, and one that is done answers it. A broker is
+stuck if nothing was delivered for twice as long as runs have taken lately: after a fixed time,
+brokers of a busy machine would spend that time on retransmissions.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from quorumcast.broadcast.contract import (
     Vouch,
     check_run,
     dropped,
-    publisher_of,
 )
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Contents, Echo, Open, Publish, Pull, Ready
@@ -261,7 +259,7 @@ class Bracha(Carrier):
     # ------------------------------------------------------------- messages
 
     def _on_open(self, event: Receive, message: Open) -> list[Effect]:
-        if not publisher_of(self.stream, event.sender):
+        if event.sender != self.stream.publisher:
             return dropped(event, DropReason.WRONG_SENDER)
         if self.ledger.join(message.base, message.fresh, trusted=False):
             self._go_on()
@@ -272,7 +270,7 @@ class Bracha(Carrier):
         self._deliver_upto(self.ledger.next - 1)
 
     def _deliver_upto(self, number: int) -> None:
-        """Everything up to a number is delivered, by the word of others."""
+        """Everything up to a number is delivered, as others report."""
         self._expected = max(self._expected, number + 1)
         self._delivered = max(self._delivered, number)
         self.ledger.settle(self._delivered)
@@ -286,7 +284,7 @@ class Bracha(Carrier):
                 self._retire(first, instance.ready, len(found[0]))
 
     def _on_publish(self, event: Receive, run: Publish) -> list[Effect]:
-        if not publisher_of(self.stream, event.sender):
+        if event.sender != self.stream.publisher:
             return dropped(event, DropReason.WRONG_SENDER)
         expected = max(self._expected, self.ledger.next)
         if run.first > expected:
@@ -350,20 +348,20 @@ class Bracha(Carrier):
             return []
         return self._count(event, ready)
 
-    def _count(self, event: Receive, word: Echo | Ready) -> list[Effect]:
+    def _count(self, event: Receive, vote: Echo | Ready) -> list[Effect]:
         if event.sender not in self._view.brokers:
             return dropped(event, DropReason.WRONG_SENDER)
-        instance = self._instance(word.first)
+        instance = self._instance(vote.first)
         if instance is None:
             return dropped(event, DropReason.OUT_OF_WINDOW)
-        tally = instance.echoes if isinstance(word, Echo) else instance.readies
-        match tally.vote(event.sender, word.run):
+        tally = instance.echoes if isinstance(vote, Echo) else instance.readies
+        match tally.vote(event.sender, vote.run):
             case Ballot.COUNTED:
-                return self._maybe_ready(word.first, instance)
+                return self._maybe_ready(vote.first, instance)
             case Ballot.REPEATED:
                 return dropped(event, DropReason.DUPLICATE)
             case Ballot.CONFLICTING:
-                return self._conflict(event, word.first)
+                return self._conflict(event, vote.first)
 
     def _on_contents(self, event: Receive, run: Contents) -> list[Effect]:
         instance, value = self._instances.get(run.first), root(run.first, run.digests)
@@ -450,8 +448,8 @@ class Bracha(Carrier):
     def _say_ready(self, first: int, instance: Instance, value: bytes) -> list[Effect]:
         effects: list[Effect] = []
         if instance.echoed is None:
-            # Bracha (1987) echoes here as well: whoever lost the publisher's word and learned of it
-            # from others would else never echo, and brokers that lost echoes would wait for ever.
+            # Bracha (1987) echoes here as well: otherwise a broker that has the run from others
+            # would never echo, and brokers that lost echoes would wait for ever.
             instance.echoed = value
             instance.echoes.vote(self._view.me, value)
             effects.append(Send(self._view.peers, Echo(self.stream, first, value)))

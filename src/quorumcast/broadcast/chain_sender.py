@@ -130,9 +130,8 @@ class ChainSender(FanOutSender):
         return REPEAT_BURST if done + 1 >= head.sent else 0
 
     def _held_by_enough(self) -> int:
-        settled = sorted((p.settled for p in self._progress.values()), reverse=True)
         chain = min(self._progress[broker].acked for broker in self._order)
-        return max(chain, settled[self._quorum - 1])
+        return max(chain, self._settled_by_enough())
 
     def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
         effects = super().on_ack(broker, ack)
@@ -159,10 +158,10 @@ class ChainSender(FanOutSender):
         return effects + self._change_chain(suspects, among) if suspects else effects
 
     def _break(self) -> tuple[tuple[NodeId, ...], tuple[NodeId, ...]]:
-        """Who is to blame: whoever does not answer or gives no credit, else two neighbours.
+        """The suspects: brokers that do not answer or give no credit, else two neighbours.
 
-        Returns also among whom the culprit certainly is, in the order of the chain, if nothing got
-        lost; nobody where that cannot be said.
+        Also the brokers among which the culprit certainly is, in the order of the chain, if nothing
+        got lost; none where that cannot be said.
         """
         done = self._blamed
         members = {broker: self._progress[broker] for broker in self._order}
@@ -180,9 +179,9 @@ class ChainSender(FanOutSender):
         return self._order[-1:], ()
 
     def _culprits(self, stuck: int) -> tuple[NodeId, ...]:
-        """Who may keep something from the broker at a place, or be silent there itself.
+        """Brokers that may keep something from the broker at a place, and that broker itself.
 
-        Whoever has acknowledged more since this chain was chosen has it by this chain, so those
+        A broker that acknowledged more since this chain was chosen has it by this chain, so those
         before are not to blame; unless histories may have brought it.
         """
         since = [
@@ -234,7 +233,7 @@ class ChainSender(FanOutSender):
         behind = [b for b in self._order if self._progress[b].acked + 1 < self.base]
         sent = self._pump(self._order[0], head, REPEAT_BURST)
         if not sent and not behind:
-            # Somebody gives no credit, or the word that gave it was lost: ask all of them.
+            # A broker gives no credit, or the Ack that gave it was lost: ask all of them.
             behind = list(self._order)
         effects: list[Effect] = [Send((b,), self._introduction(b)) for b in behind]
         return effects + sent

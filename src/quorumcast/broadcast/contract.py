@@ -2,7 +2,7 @@
 
 A *carrier* is the broker side of one protocol for one stream. It takes the messages of publisher
 and brokers about that stream and answers with effects; `Vouch` among them says that this broker now
-vouches for a run, and the broker turns it into votes for whoever subscribes.
+vouches for a run, and the broker turns it into votes for the subscribers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from quorumcast.manifest.view import View
 
 
 class Vouch(Effect, frozen=True):
-    """A broadcast machine's word to its broker: these publications may be vouched for."""
+    """A protocol tells its broker: these publications may be vouched for."""
 
     stream: Stream
     first: int
@@ -41,7 +41,7 @@ class Vouch(Effect, frozen=True):
 
 
 class CarrierContext(msgspec.Struct, frozen=True):
-    """What a carrier knows of the world: its cell, its channel's policy, and who listens."""
+    """What a carrier knows: its cell, its channel's policy, and the subscribers."""
 
     view: View
     policy: Policy
@@ -52,8 +52,8 @@ class CarrierContext(msgspec.Struct, frozen=True):
 class Carrier(ABC):
     """The broker side of a broadcast protocol for one stream: all that a broker asks of it.
 
-    What is not abstract is right for a protocol that settles nothing among brokers, sends no word
-    that binds it before it vouches, and leaves it to others to bring back what a broker lost.
+    Defaults suit a protocol that settles nothing among brokers, sends nothing that binds it before
+    it vouches, and leaves it to others to bring back what a broker lost.
     """
 
     __slots__ = ("_policy", "_view", "ledger", "stream")
@@ -93,12 +93,12 @@ class Carrier(ABC):
 
     @property
     def final(self) -> int:
-        """Up to this number this broker's word will not change: it may be signed."""
+        """Up to this number this broker vouches for good: it may sign."""
         return self.upto
 
     @property
     def final_from(self) -> int:
-        """Where the numbers begin of which that is true."""
+        """The first number of which that is true."""
         return self.ledger.base
 
     @property
@@ -130,7 +130,7 @@ class Carrier(ABC):
         return None
 
     def would_echo_contents(self, first: int) -> bool:
-        """Whether contents at a number would be echoed on the word of the broker that sent them."""
+        """Whether contents at a number would be echoed although another broker sent them."""
         return False
 
     def is_done(self, first: int) -> bool:
@@ -145,11 +145,11 @@ class Carrier(ABC):
 
     @property
     def spare(self) -> int:
-        """What lies below this number the protocol itself needs no longer: age may end it."""
+        """The protocol needs nothing below this number any longer: it may expire."""
         return self.ledger.next
 
     def expire(self, now: Millis, retained_ms: int) -> list[Effect]:
-        """Let go of what is too old."""
+        """Drop what is too old."""
         self.ledger.expire(now, retained_ms, self.spare)
         return []
 
@@ -161,7 +161,7 @@ class Carrier(ABC):
 
     @property
     def front(self) -> int:
-        """The number from which on this carrier goes on by the word of its peers."""
+        """The number from which on this carrier recovers from its peers."""
         return self.ledger.next
 
     def resume(self, number: int) -> None:  # noqa: B027
@@ -198,11 +198,6 @@ def dropped(event: Receive, reason: DropReason) -> list[Effect]:
     return [Drop(reason, event.sender)]
 
 
-def publisher_of(stream: Stream, sender: NodeId) -> bool:
-    """Only its publisher may speak for a stream."""
-    return sender == stream.publisher
-
-
 def answer_pull(ledger: Ledger, event: Receive, pull: Pull) -> list[Effect]:
     """Send what is held of a range."""
     held = ledger.read(pull.first, pull.count, MAX_FRAME_BYTES // 2)
@@ -233,7 +228,7 @@ class Forwarder(Carrier):
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
         match event:
             case Receive(message=Open(base=base, fresh=fresh)):
-                if not publisher_of(self.stream, event.sender):
+                if event.sender != self.stream.publisher:
                     return dropped(event, DropReason.WRONG_SENDER)
                 self.ledger.join(base, fresh, trusted=self._policy.trusts_publishers)
                 return []

@@ -27,7 +27,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from quorumcast.broadcast.bracha import Bracha
-from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch, dropped, publisher_of
+from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch, dropped
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Open, Publish, Pull
 from quorumcast.broadcast.signed_history import (
     REMEMBERED,
@@ -232,7 +232,7 @@ class History(Carrier):
         }
 
     def recount(self) -> list[Effect]:
-        return self._heed(self._bracha.recount())
+        return self._note_vouches(self._bracha.recount())
 
     def _on_message(self, event: Receive, now: Millis) -> list[Effect]:
         message = event.message
@@ -252,7 +252,7 @@ class History(Carrier):
         if self.ledger.next > before:
             self._forget_gone()
             if not begun:
-                # Only a broker that holds nothing takes the publisher's word for where to begin;
+                # Only a broker that holds nothing believes the publisher about where to begin;
                 # otherwise one that skips numbers could publish for ever without a history.
                 self._raise_floor(self.ledger.base - 1)
         return effects
@@ -263,7 +263,7 @@ class History(Carrier):
             return self._on_contents(event, message)
         if isinstance(message, Publish | ChainRun) and self._blocked(message):
             refusal: list[Effect] = [Drop(DropReason.BLOCKED, event.sender)]
-            if publisher_of(self.stream, event.sender):
+            if event.sender == self.stream.publisher:
                 # What others pass on in its name is not its doing until its MAC says so.
                 refusal.append(Suspect(event.sender, Suspicion.WITHOUT_HISTORY, self.stream))
             return refusal
@@ -295,16 +295,16 @@ class History(Carrier):
             elif self._learned.get(number) == digest:
                 taken = True
                 # Only what the cell has settled overrules what this broker vouched for; a history
-                # that merely waits is no more than its publisher's word.
+                # that merely waits is no more than its publisher's claim.
                 self.ledger.correct(number, digest, body)
         self._forget_learned(range(run.first, run.first + len(event.bodies)))
         fetched = self.ledger.digests(before, self.ledger.next - before)
         if fetched and not self._policy.chained:
-            # Whoever asks is told of it from now on, so the journal must hold it. On a chain nobody
-            # vouches without the MACs that come with a number.
+            # This broker answers with it from now on, so the journal must hold it. On a chain it
+            # cannot vouch without the MACs that come with a number.
             effects.append(Vouch(self.stream, before, fetched))
         if taken:
-            effects += self._fetch()  # who waited for the clock here would never catch up
+            effects += self._fetch()  # waiting for the timer here it would never catch up
         return effects
 
     # --------------------------------------------------------- history lane
@@ -321,7 +321,7 @@ class History(Carrier):
                 return self._through_bracha(event, now)
 
     def _on_history(self, event: Receive, message: Publish, now: Millis) -> list[Effect]:
-        if not publisher_of(self.stream, event.sender):
+        if event.sender != self.stream.publisher:
             return dropped(event, DropReason.WRONG_SENDER)
         if message.first > self._bracha.upto + WAITING:
             # Far ones would push those out that the next one must follow.
@@ -397,9 +397,9 @@ class History(Carrier):
         return effects
 
     def _through_bracha(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
-        return self._heed(self._bracha.handle(event, now))
+        return self._note_vouches(self._bracha.handle(event, now))
 
-    def _heed(self, effects: list[Effect]) -> list[Effect]:
+    def _note_vouches(self, effects: list[Effect]) -> list[Effect]:
         for vouch in [effect for effect in effects if isinstance(effect, Vouch)]:
             self._learn(vouch)
         self._raise_floor(self.settled)
@@ -459,7 +459,7 @@ class History(Carrier):
         self._forget_gone()
 
     def _forget_gone(self) -> None:
-        """What this broker has let go of is not lacking; histories are learned in their order."""
+        """What this broker has dropped is not lacking; histories are learned in their order."""
         for number in [*takewhile(self.ledger.base.__gt__, self._learned)]:
             del self._learned[number]
 

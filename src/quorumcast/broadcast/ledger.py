@@ -3,7 +3,7 @@
 A ledger holds base … next-1. It is the broker's memory of what it vouches for: a number is written
 once, and only a settled history may correct it. Replays, pulls and signed statements read from it.
 
-Runs are written, read and let go of as a whole: the work for each of their publications is done by
+Runs are written, read and dropped as a whole: the work for each of their publications is done by
 dictionaries and `map`, not by Python.
 """
 
@@ -86,11 +86,11 @@ class Ledger:
         self._marks: deque[tuple[Millis, int]] = deque()
         #: The oldest number still held; grows, except when what was lost is fetched again.
         self.base = base
-        #: What lies before was let go of because it is not retained any longer; only grows.
+        #: What lies before was dropped because it is not retained any longer; only grows.
         self.floor = 1
         #: The number that will be written next; only grows.
         self.next = base
-        #: Where this ledger began; what lies before is never written on a publisher's word.
+        #: Where this ledger began; what lies before is never written because a publisher says so.
         self.start = base
         #: The publisher can no longer repeat what lies before this number.
         self.unrepeated = 0
@@ -132,7 +132,7 @@ class Ledger:
 
     @property
     def exhausted(self) -> bool:
-        """Whether retention has let go of everything that was ever written."""
+        """Whether retention has dropped everything that was ever written."""
         return self.begun and not self._digests and self.floor >= self.next
 
     @property
@@ -259,7 +259,7 @@ class Ledger:
         self.unrepeated = MAX_NUMBER
 
     def expire(self, now: Millis, retained_ms: int, below: int) -> None:
-        """Let go of what has been here for longer than that, and lies below a number.
+        """Drop what has been here for longer than that, and lies below a number.
 
         To be called now and then. What is prepended counts as old as what it lies before.
         """
@@ -290,12 +290,12 @@ class Ledger:
                 self.quota.unsettled_bytes += more
 
     def begin_at(self, number: int) -> None:
-        """Begin at a number, before anything is written: an earlier life let go of the rest."""
+        """Begin at a number, before anything is written: an earlier life dropped the rest."""
         ensure(not self.begun, "a ledger begins once")
         self.start = self.base = self.next = self.floor = number
 
     def join(self, base: int, fresh: int, *, trusted: bool) -> bool:
-        """Take a publisher's word for where to go on; True if that leaves numbers out.
+        """Believe a publisher about where to go on; True if that leaves numbers out.
 
         A broker that holds nothing begins where its own part is not done yet (`fresh`), or with the
         oldest number that the publisher can still repeat (`base`). A broker that has begun stays
@@ -332,7 +332,7 @@ class Ledger:
         return b"".join(map(self._digests.__getitem__, range(first, first + count)))
 
     def read(self, first: int, count: int, max_bytes: int) -> StoredRun | None:
-        """What is held from a number on: same chain, at most so many publications and bytes."""
+        """What is held from a number on: same chain, within these limits."""
         first = max(first, self.base)
         stop = min(first + min(count, MAX_RUN), self.next)
         if first >= stop:
@@ -347,7 +347,7 @@ class Ledger:
         return StoredRun(first, self.digests(first, len(bodies)) or b"", bodies, order)
 
     def let_go(self, count: int) -> None:
-        """Let go of the oldest publications."""
+        """Drop the oldest publications."""
         gone = range(self.base, self.base + count)
         self._drop(gone)
         self.base = gone.stop
@@ -473,7 +473,7 @@ class Quota:
         return self.most - sum(ledger.kept for ledger in kept), self.most_bytes - held_bytes
 
     def make_room(self, incarnation: int, count: int, size: int) -> bool:
-        """Let go of earlier lives for what a ledger gets back; False if that is not enough."""
+        """Make room in a ledger by dropping earlier lives; False if that is not enough."""
         most, most_bytes = self.room_for(incarnation)
         if count > most or size > most_bytes:
             return False
@@ -482,7 +482,7 @@ class Quota:
         return True
 
     def add(self, settled: int, settled_bytes: int, unsettled: int, unsettled_bytes: int) -> None:
-        """So much is held in addition: let go of what is too much now."""
+        """So much is held in addition: drop what is too much now."""
         self.publications += settled
         self.held_bytes += settled_bytes
         self.unsettled += unsettled
@@ -524,7 +524,7 @@ class Quota:
         return 2 * self.unsettled <= self.most and 2 * waits <= self.most_bytes
 
     def trim(self) -> None:
-        """Let go of the oldest publications until the rest may be retained."""
+        """Drop the oldest publications until the rest may be retained."""
         while self.publications > self.most or (
             self.held_bytes > self.most_bytes and self.publications > 1
         ):

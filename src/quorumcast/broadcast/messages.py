@@ -57,7 +57,7 @@ class ChainRun(Message, frozen=True, array_like=True):
 class Ack(Message, frozen=True, array_like=True):
     """I hold every number up to `upto`; you may send up to `credit`.
 
-    Of a stream that is gone on with, `chain` stands for what I hold; without credit it is over.
+    Of a resumed stream, `chain` stands for what I hold; without credit it is over.
     """
 
     stream: Stream

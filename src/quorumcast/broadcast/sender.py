@@ -18,6 +18,7 @@ from quorumcast.broadcast.messages import Ack, Open, Publish
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Bodies, Effect, Send
 from quorumcast.core.message import Message
+from quorumcast.core.tally import reached_by
 from quorumcast.manifest.policy import Policy
 from quorumcast.manifest.view import View
 
@@ -27,9 +28,9 @@ REPEAT_BYTES = 4 * 1024 * 1024
 #: Runs that a broker of Bracha's broadcast is sent before it has delivered the first of them. Each
 #: costs 2(n-1) messages at every broker, however short it is.
 RUNS_UNDER_WAY = 128
-#: A broker that stalls is reminded after these ticks, and then whenever so many have passed.
-REMINDED = (1, 3)
-PATIENCE = 6
+#: A broker that stalls is sent runs again after these ticks, and then every REPEAT_TICKS.
+FIRST_REPEATS = (1, 3)
+REPEAT_TICKS = 6
 
 
 class PendingRun(msgspec.Struct, frozen=True):
@@ -160,14 +161,14 @@ class FanOutSender:
     @property
     def missed(self) -> int:
         """How many publications subscribers missed; f+1 brokers say so, one of them correct."""
-        told = sorted((p.missed for p in self._progress.values()), reverse=True)
-        return told[self._view.quorums.one_correct - 1]
+        told = (progress.missed for progress in self._progress.values())
+        return reached_by(told, self._view.quorums.one_correct)
 
     @property
     def settled(self) -> int:
         """Every number up to this one is settled; f+1 brokers say so, one of them correct."""
-        told = sorted((p.settled for p in self._progress.values()), reverse=True)
-        return told[self._view.quorums.one_correct - 1]
+        told = (progress.settled for progress in self._progress.values())
+        return reached_by(told, self._view.quorums.one_correct)
 
     @property
     def room(self) -> int:
@@ -186,8 +187,7 @@ class FanOutSender:
     @property
     def reach(self) -> int:
         """Every number up to this one was sent to as many brokers as one may wait for."""
-        sent = sorted((p.sent for p in self._progress.values()), reverse=True)
-        return sent[self._quorum - 1] - 1
+        return reached_by((p.sent for p in self._progress.values()), self._quorum) - 1
 
     @property
     def unfinished(self) -> bool:
@@ -199,7 +199,7 @@ class FanOutSender:
         return {"runs": len(self._runs), "run_bytes": self._pending_bytes}
 
     def recount(self) -> list[Effect]:
-        """Go on in a new epoch: by its quorums, with whoever is a broker in it."""
+        """Go on in a new epoch, with its brokers and quorums."""
         self._quorum = self._acknowledging()
         self._progress = {b: self._progress.get(b) or BrokerProgress() for b in self._view.brokers}
         return self._advance()
@@ -310,7 +310,7 @@ class FanOutSender:
         fresh = progress.credit == 0
         upto = min(ack.upto, self.next - 1)
         progress.acked = upto
-        # Never 0 again: whoever takes back what it said is served by ticks, not by every ack.
+        # Never 0 again: a broker that withdraws its credit is served by ticks, not by every ack.
         progress.credit = max(1, ack.credit)
         if fresh:
             # Its answer to Open: it may have restarted and know less than it once did.
@@ -328,9 +328,11 @@ class FanOutSender:
         )
 
     def _held_by_enough(self) -> int:
-        acked = sorted((p.acked for p in self._progress.values()), reverse=True)
-        settled = sorted((p.settled for p in self._progress.values()), reverse=True)
-        return max(acked[self._quorum - 1], settled[self._quorum - 1])
+        acked = reached_by([p.acked for p in self._progress.values()], self._quorum)
+        return max(acked, self._settled_by_enough())
+
+    def _settled_by_enough(self) -> int:
+        return reached_by([p.settled for p in self._progress.values()], self._quorum)
 
     def _advance(self, *, relieved: bool = True) -> list[Effect]:
         """Say what enough brokers hold; runs may go if it has grown, or what they have settled."""
@@ -342,7 +344,7 @@ class FanOutSender:
         self._acknowledged = max(upto, self._acknowledged)
         self._forget()
         if not had_room and self.room > 0:
-            news = True  # whoever waits for room waits for an acknowledgement
+            news = True  # a client that waits for room waits for an acknowledgement
         return [Acknowledged(self.stream, self._acknowledged)] if news else []
 
     def _forget(self) -> None:
@@ -378,7 +380,7 @@ class FanOutSender:
                 progress.stalled = 0
                 continue
             progress.stalled += 1
-            if progress.stalled not in REMINDED and progress.stalled % PATIENCE:
+            if progress.stalled not in FIRST_REPEATS and progress.stalled % REPEAT_TICKS:
                 continue
             effects += self._repeat(broker, progress)
         return effects
@@ -388,7 +390,7 @@ class FanOutSender:
             progress.credit = 0
             return [Send((broker,), self._introduction(broker))]
         self._rewind(progress)
-        # Without credit there is nothing to repeat; the word that gave it may be what was lost, and
+        # Without credit there is nothing to repeat; the Ack that gave it may be what was lost, and
         # only asking again brings it back.
         return self._pump(broker, progress, REPEAT_BURST) or [
             Send((broker,), self._introduction(broker))
@@ -407,9 +409,8 @@ class HistorySender(FanOutSender):
 
     @property
     def undelivered(self) -> int:
-        """The first number whose history may still wait for some broker's word."""
-        settled = sorted((p.settled for p in self._progress.values()), reverse=True)
-        return self._begins[max(self.base, settled[self._quorum - 1] + 1)]
+        """The first number whose history some broker may not have settled."""
+        return self._begins[max(self.base, self._settled_by_enough() + 1)]
 
     def due(self, broker: NodeId) -> int:
         """The first number in whose history a broker has yet to take part."""

@@ -65,7 +65,7 @@ def end_of(statement: HistoryStatement) -> int:
 
 
 class Known:
-    """Numbers of which histories spoke with nothing left out between them.
+    """Numbers that histories cover without a gap between them.
 
     A broker that came in later cannot tell whether what it forwarded before agrees with the cell.
     """
@@ -74,7 +74,7 @@ class Known:
 
     def __init__(self) -> None:
         self.first = 1
-        #: By histories, or by the word of enough others.
+        #: By histories, or as enough others report.
         self.upto = 0
 
     def begin(self, number: int) -> None:
@@ -95,44 +95,38 @@ class Known:
 class Seen:
     """The first signed history per index; another one with the same index proves a lie."""
 
-    __slots__ = ("_accused", "_signed", "_statements", "_stream")
+    __slots__ = ("_accused", "_first", "_stream")
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        #: The newest REMEMBERED indexes; both have the same keys.
-        self._signed: dict[int, Signed] = {}
-        self._statements: dict[int, HistoryStatement] = {}
+        #: By index; the newest REMEMBERED.
+        self._first: dict[int, tuple[Signed, HistoryStatement]] = {}
         #: Whether the publisher was accused already; one proof is enough.
         self._accused = False
 
     def __len__(self) -> int:
-        return len(self._signed)
+        return len(self._first)
 
     def __contains__(self, index: int) -> bool:
-        return index in self._signed
+        return index in self._first
 
     def body(self, index: int) -> bytes | None:
         """The history of an index as it was published."""
-        signed = self._signed.get(index)
-        return None if signed is None else history_body(signed)
+        seen = self._first.get(index)
+        return None if seen is None else history_body(seen[0])
 
     def end(self, index: int) -> int | None:
         """Where the history of an index ends."""
-        statement = self._statements.get(index)
-        return None if statement is None else end_of(statement)
+        seen = self._first.get(index)
+        return None if seen is None else end_of(seen[1])
 
     def add(self, signed: Signed, statement: HistoryStatement) -> list[Effect]:
         """Keep a history whose signature holds; nothing is said unless it contradicts another."""
-        first = self._statements.get(statement.index)
-        if first is None:
-            self._signed[statement.index] = signed
-            self._statements[statement.index] = statement
-            if len(self._signed) > REMEMBERED:
-                oldest = min(self._signed)
-                del self._signed[oldest], self._statements[oldest]
-            return []
-        if (first.first, first.digests) == (statement.first, statement.digests):
-            # Perhaps in another encoding or epoch: that is no contradiction, as the court has it.
+        seen = self._first.setdefault(statement.index, (signed, statement))
+        if len(self._first) > REMEMBERED:
+            del self._first[min(self._first)]
+        if (seen[1].first, seen[1].digests) == (statement.first, statement.digests):
+            # Perhaps in another encoding or epoch: that is no contradiction (`crypto.evidence`).
             return []
         if self._accused:
             return [Drop(DropReason.CONFLICT, signed.signer)]
@@ -140,7 +134,7 @@ class Seen:
         evidence = Evidence(
             kind=EvidenceKind.CONFLICT,
             accused=signed.signer,
-            against=(self._signed[statement.index], signed),
+            against=(seen[0], signed),
             note=f"two histories number {statement.index} of {self._stream}",
         )
         return [Accuse(evidence)]

@@ -4,7 +4,7 @@ Publishers stamp what they publish (`core.envelope`). The stamps are claims: the
 contents may be too short to have one. `Times` remembers the largest stamp of each block of numbers
 once somebody has asked; a block whose largest is too early is passed over as a whole. One `Search`
 looks into about `MAX_READ` contents, over however many ledgers. Where that does not suffice it ends
-early: the answer is never beyond the first publication of that time, and whoever asked passes over
+early: the answer is never beyond the first publication of that time, and the subscriber passes over
 the rest.
 """
 
@@ -52,7 +52,7 @@ class Times:
                 self._largest.pop(block, None)
 
     def gone(self, numbers: range) -> None:
-        """The oldest numbers are let go of; a block goes with the last of its numbers."""
+        """The oldest numbers are dropped; a block goes with the last of its numbers."""
         if self._largest:
             for block in range(numbers.start // BLOCK, numbers.stop // BLOCK):
                 self._largest.pop(block, None)

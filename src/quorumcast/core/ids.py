@@ -67,7 +67,7 @@ def later_life(incarnation: int, known: int) -> int:
 
 
 def resumable(line: int, epoch: int) -> int:
-    """The incarnation of one epoch of a line: whoever names both again goes on with the stream.
+    """The incarnation of one epoch of a line: a publisher that names both again resumes it.
 
     Within a line a later epoch ends the earlier ones. Even, as whatever is not urgent.
     """
@@ -120,7 +120,7 @@ class Stream(msgspec.Struct, frozen=True, array_like=True, order=True):
     def spoken_by(self, node: NodeId) -> bool:
         """Whether a node may speak as the publisher of this stream.
 
-        Streams that are gone on with belong to a client, whichever seat it takes this time.
+        Resumed streams belong to a client, whichever seat it takes this time.
         """
         return node == self.publisher or (
             self.line is not None and "#" in node and holder(node) == self.publisher

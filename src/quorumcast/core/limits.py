@@ -42,11 +42,11 @@ MAX_FETCH = 256
 MAX_MANIFEST_BYTES = 1024 * 1024
 #: Chunks of a transferred state.
 MAX_CHUNKS = 4096
-#: Instances of which a broker gives its word when the leader changes, and values that it wrote in
-#: each: the words of a large cell must fit into one frame.
+#: Instances in a broker's statement when the leader changes, and values that it wrote in each: the
+#: statements of a large cell must fit into one frame.
 MAX_CLAIMS = 512
 MAX_WRITTEN = 4
-#: What a channel may ask for, so that its brokers' words stay within that.
+#: What a channel may ask for, so that its brokers' statements stay within that.
 MAX_CHECKPOINT = 128
 MAX_PIPELINE = 64
 #: Practically for ever: a hundred years.

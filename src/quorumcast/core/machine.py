@@ -236,7 +236,7 @@ class Suspect(Effect, frozen=True):
     reason: enum.Enum
     stream: Stream | None = None
     number: int = 0
-    #: One of these did it, or whoever suspects them; empty if that cannot be said.
+    #: One of these did it, or the node that suspects them; empty if that cannot be said.
     among: tuple[NodeId, ...] = ()
 
 

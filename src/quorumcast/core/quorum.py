@@ -63,9 +63,9 @@ class Quorums(msgspec.Struct, frozen=True):
 
     @property
     def correct_responders(self) -> int:
-        """n-2f brokers: so many of any n-f are correct.
+        """n-2f brokers: as many of any n-f are correct.
 
-        What n-f brokers acknowledged they speak of, although f others are silent or forgot it.
+        They still report what n-f brokers acknowledged, although f others are silent or forgot it.
         """
         return self.responders - self.f
 
@@ -165,7 +165,7 @@ class OrderQuorums(msgspec.Struct, frozen=True):
 
     @property
     def believe(self) -> int:
-        """So many equal words that one is a correct broker's; so many STOPs make others join."""
+        """Equal reports of which one is a correct broker's; as many STOPs make others join."""
         return self.f + 1 if self.byzantine else 1
 
     @property
@@ -199,30 +199,21 @@ def faulty_across(present: int, following: int) -> int:
     return max(following, min(present, following + 1))
 
 
+def _per_fault(protection: Protection, broadcast: Broadcast | None) -> int:
+    """k, where a channel tolerates f faulty brokers of n ≥ kf+1."""
+    if protection is Protection.CRASH:
+        return 2 if broadcast is Broadcast.CONSENSUS else 1
+    return 2 if protection is Protection.TRUSTED else 3
+
+
 def minimum_brokers(protection: Protection, f: int, broadcast: Broadcast | None = None) -> int:
     """How many brokers a channel needs so that its promise holds with f faulty ones."""
-    match protection:
-        case Protection.CRASH if broadcast is Broadcast.CONSENSUS:
-            return 2 * f + 1
-        case Protection.CRASH:
-            return f + 1
-        case Protection.TRUSTED:
-            return 2 * f + 1
-        case Protection.BYZANTINE:
-            return 3 * f + 1
+    return _per_fault(protection, broadcast) * f + 1
 
 
 def largest_f(protection: Protection, n: int, broadcast: Broadcast | None = None) -> int:
     """How many faulty brokers a cell of n can tolerate under a protection."""
-    match protection:
-        case Protection.CRASH if broadcast is Broadcast.CONSENSUS:
-            return (n - 1) // 2
-        case Protection.CRASH:
-            return n - 1
-        case Protection.TRUSTED:
-            return (n - 1) // 2
-        case Protection.BYZANTINE:
-            return (n - 1) // 3
+    return (n - 1) // _per_fault(protection, broadcast)
 
 
 def accept_votes(quorums: Quorums, protection: Protection, broadcast: Broadcast) -> int:

@@ -8,7 +8,7 @@ signs and verifies. Everything here is plain data in one canonical encoding.
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ from quorumcast.core.limits import MAX_CHAIN, MAX_CLAIMS, MAX_WRITTEN
 from quorumcast.core.quorum import Protection
 
 Value = Annotated[bytes, Meta(max_length=DIGEST_SIZE)]
+T = TypeVar("T")
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True):
@@ -32,7 +33,7 @@ class Basis(enum.Enum):
     """On what ground a broker vouches for a segment."""
 
     #: It forwarded this itself; another correct broker may have been told otherwise by a lying
-    #: publisher, so only a conflict with the broker's *own* words proves anything.
+    #: publisher, so only a conflict with the broker's *own* statements proves anything.
     FORWARDED = "forwarded"
     #: Reliable broadcast or its history delivered this: correct brokers cannot differ, so a broker
     #: that is contradicted by f+1 others has lied.
@@ -91,7 +92,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StopStatement(msgspec.Struct, frozen=True, tag="stop", kw_only=True):
-    """A broker says, on its way into a regency: so far I am, and this I stand by."""
+    """A broker says, as it enters a regency, how far it is and what it accepted and wrote."""
 
     cell: str
     log: Protection
@@ -157,8 +158,8 @@ def contradict(first: Statement | OfferStatement, second: Statement | OfferState
 
     A broker answers for what it said in one life, and in one log: in another life it may have
     forgotten, and another log has positions of its own. A publisher answers for a stream that it
-    began itself. One that it goes on with may be written by two lives that computed different
-    contents: that is a mistake, and not a lie.
+    began itself. A resumed one may be written by two lives that computed different contents: that
+    is a mistake, and not a lie.
     """
     if isinstance(first, OfferStatement) and isinstance(second, OfferStatement):
         # A correct publisher never cuts a run anew.
@@ -203,9 +204,9 @@ def outvotes(witness: SegmentStatement, accused: SegmentStatement) -> bool:
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _statements: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(Statement)
-_epochs: msgspec.msgpack.Decoder[EpochStatement] = msgspec.msgpack.Decoder(EpochStatement)
-_offers: msgspec.msgpack.Decoder[OfferStatement] = msgspec.msgpack.Decoder(OfferStatement)
-_stops: msgspec.msgpack.Decoder[StopStatement] = msgspec.msgpack.Decoder(StopStatement)
+_epochs = msgspec.msgpack.Decoder(EpochStatement)
+_offers = msgspec.msgpack.Decoder(OfferStatement)
+_stops = msgspec.msgpack.Decoder(StopStatement)
 
 
 def canonical(statement: Statement | OfferStatement | StopStatement | EpochStatement) -> bytes:
@@ -213,33 +214,28 @@ def canonical(statement: Statement | OfferStatement | StopStatement | EpochState
     return _encoder.encode(statement)
 
 
-def parse_statement(payload: bytes) -> Statement | None:
-    """The statement in a signed payload, or None if these bytes are not one."""
+def _decoded(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T | None:
     try:
-        return _statements.decode(payload)
+        return decoder.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
+
+
+def parse_statement(payload: bytes) -> Statement | None:
+    """The statement in a signed payload, or None if these bytes are not one."""
+    return _decoded(_statements, payload)
 
 
 def parse_offer(payload: bytes) -> OfferStatement | None:
-    """What a publisher offers, or None if these bytes do not say it."""
-    try:
-        return _offers.decode(payload)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
+    """The offer statement in a signed payload, or None."""
+    return _decoded(_offers, payload)
 
 
 def parse_stop(payload: bytes) -> StopStatement | None:
-    """What a broker stands by, or None if these bytes do not say it."""
-    try:
-        return _stops.decode(payload)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
+    """The stop statement in a signed payload, or None."""
+    return _decoded(_stops, payload)
 
 
 def parse_epoch(payload: bytes) -> EpochStatement | None:
-    """A broker's word on an epoch, or None if these bytes are not one."""
-    try:
-        return _epochs.decode(payload)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
+    """The epoch statement in a signed payload, or None."""
+    return _decoded(_epochs, payload)

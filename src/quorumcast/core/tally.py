@@ -65,7 +65,7 @@ class Tally(Generic[V]):
         return self._votes.get(member)
 
     def revote(self, member: NodeId, value: V) -> None:
-        """Move a member's vote, where its newest word stands and not its first one."""
+        """Move a member's vote, where its newest vote counts and not its first one."""
         earlier = self._votes.get(member)
         if earlier is not None:
             self._counts[earlier] -= 1

@@ -4,13 +4,11 @@
 
 A broker writes a value only if it holds everything in it, writes one value per instance and
 regency, and accepts the value that a quorum wrote. Any two quorums share a correct broker, so no
-two values are decided, in one regency by that alone and across regencies by what `regency` makes of
-what brokers accepted. Where brokers only crash nobody needs to write: what the leader proposed is
-accepted at once, and a majority decides.
+two values are decided in one regency; `leader_change` sees to that across regencies. Where brokers
+only crash nobody needs to write: a broker accepts what the leader proposed, and a majority decides.
 
-Words that must not be taken back are on disk before they leave, if the log is durable; a broker
-counts its own word only then. One that lost its disk takes no part up to `blind`: it might
-contradict itself.
+On a durable log a vote is on disk before it leaves, and counts for its broker itself only then. A
+broker that lost its disk takes no part up to `blind`: it might contradict itself.
 
 Source: FIT-Broker §4.4.2 (its WEAK and STRONG), appendix A. Ours: quorums of ⌈(n+f+1)/2⌉ for both
 (the document decides at f+1 STRONGs, which a leader change can undo), digests instead of batches
@@ -65,7 +63,7 @@ class Slot:
         "batches",
         "decided",
         "proposed",
-        "said",
+        "sent",
         "writes",
         "written",
     )
@@ -81,19 +79,13 @@ class Slot:
         #: What this broker itself wrote (value → last regency), and accepted last.
         self.written: dict[bytes, int] = {}
         self.accepted: Vote = (-1, b"")
-        #: The words of ours that have left, for repeating.
-        self.said: list[Write | Accept] = []
+        #: Votes of this broker that have left, for retransmission.
+        self.sent: list[Write | Accept] = []
         self.decided = b""
 
     def wrote(self, regency: int) -> bool:
         """Whether this broker has written in a regency."""
         return regency in self.written.values()
-
-    @property
-    def claim(self) -> tuple[int, bytes, tuple[tuple[bytes, int], ...]]:
-        """What this broker stands by."""
-        regency, value = self.accepted
-        return max(regency, 0), value, tuple(self.written.items())
 
     def keep(self, value: bytes, batch: Batch) -> None:
         """Know a batch; what was neither written nor decided gives way."""
@@ -291,9 +283,9 @@ class Consensus:
         if len(slot.written) > KEPT_VALUES:
             del slot.written[min(slot.written, key=slot.written.__getitem__)]
         if self._quorums.byzantine:
-            return self._say(instance, slot, Write(self.log, regency, instance, value))
+            return self._cast(instance, slot, Write(self.log, regency, instance, value))
         slot.accepted = (regency, value)
-        return self._say(instance, slot, Accept(self.log, regency, instance, value))
+        return self._cast(instance, slot, Accept(self.log, regency, instance, value))
 
     def _mute(self, instance: int) -> bool:
         """Whether this broker must say nothing there."""
@@ -318,11 +310,11 @@ class Consensus:
 
     # --------------------------------------------------------------- voting
 
-    def _say(self, instance: int, slot: Slot, word: Write | Accept) -> list[Effect]:
+    def _cast(self, instance: int, slot: Slot, vote: Write | Accept) -> list[Effect]:
         """A vote leaves, and counts for this broker itself, once it is safe to."""
         if not self._durable:
-            return [Send(self.peers, word), *self._said(slot, word)]
-        return [Persist(self._record(instance, slot), (Send(self.peers, word),))]
+            return [Send(self.peers, vote), *self._count_own(slot, vote)]
+        return [Persist(self._record(instance, slot), (Send(self.peers, vote),))]
 
     def _record(self, instance: int, slot: Slot) -> Voted:
         batches = tuple([slot.batches[v] for v in slot.written if v in slot.batches])
@@ -337,35 +329,35 @@ class Consensus:
             return []
         regency, value = record.accepted
         if regency == record.regency:
-            word: Write | Accept = Accept(self.log, regency, record.instance, value)
+            vote: Write | Accept = Accept(self.log, regency, record.instance, value)
         else:
             regency = record.regency
             value = next((v for v, r in record.written if r == regency), b"")
-            word = Write(self.log, regency, record.instance, value)
-        return self._said(slot, word)
+            vote = Write(self.log, regency, record.instance, value)
+        return self._count_own(slot, vote)
 
-    def _said(self, slot: Slot, word: Write | Accept) -> list[Effect]:
-        if not any(old.regency > word.regency for old in slot.said):
-            slot.said = [old for old in slot.said if old.regency == word.regency] + [word]
-        return self.on_vote(self._me, word)
+    def _count_own(self, slot: Slot, vote: Write | Accept) -> list[Effect]:
+        if not any(old.regency > vote.regency for old in slot.sent):
+            slot.sent = [old for old in slot.sent if old.regency == vote.regency] + [vote]
+        return self.on_vote(self._me, vote)
 
-    def on_vote(self, sender: NodeId, word: Write | Accept) -> list[Effect]:
+    def on_vote(self, sender: NodeId, vote: Write | Accept) -> list[Effect]:
         """A member's vote; its first one in a regency stands."""
         if sender not in self.members:
             return [Drop(DropReason.WRONG_SENDER, sender)]
-        if word.regency < self.first:
+        if vote.regency < self.first:
             return [Drop(DropReason.OUT_OF_TURN, sender)]
-        if not self.forgotten < word.instance <= self.horizon + self.window:
+        if not self.forgotten < vote.instance <= self.horizon + self.window:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
-        slot = self.slot(word.instance)
-        votes = slot.writes if isinstance(word, Write) else slot.accepts
+        slot = self.slot(vote.instance)
+        votes = slot.writes if isinstance(vote, Write) else slot.accepts
         earlier = votes.vote_of(sender) or (-1, b"")
-        if earlier[0] == word.regency and earlier[1] != word.value:
+        if earlier[0] == vote.regency and earlier[1] != vote.value:
             return self._lied(sender)
-        if earlier[0] >= word.regency:
+        if earlier[0] >= vote.regency:
             return []
-        votes.revote(sender, (word.regency, word.value))
-        return self._progress(word.instance, slot)
+        votes.revote(sender, (vote.regency, vote.value))
+        return self._progress(vote.instance, slot)
 
     def _progress(self, instance: int, slot: Slot) -> list[Effect]:
         effects = self._maybe_accept(instance, slot) if self._quorums.byzantine else []
@@ -386,12 +378,12 @@ class Consensus:
         ):
             return []
         slot.accepted = won
-        return self._say(instance, slot, Accept(self.log, won[0], instance, won[1]))
+        return self._cast(instance, slot, Accept(self.log, won[0], instance, won[1]))
 
     # ------------------------------------------------------------- deciding
 
     def decide(self, instance: int, value: bytes, batch: Batch | None = None) -> None:
-        """A value is decided: by a quorum, or by the word of enough others who know it."""
+        """A value is decided: by a quorum, or because enough others report it."""
         known = self.slots.get(instance)
         if instance > self.decided:
             known = self.slot(instance)
@@ -412,9 +404,9 @@ class Consensus:
         return {item for batch in batches for item in batch}
 
     def claims(self) -> tuple[Claim, ...]:
-        """What this broker stands by, instance by instance."""
+        """What this broker accepted and wrote, instance by instance."""
         return tuple(
-            Claim(instance, *slot.claim)
+            Claim(instance, max(slot.accepted[0], 0), slot.accepted[1], tuple(slot.written.items()))
             for instance, slot in sorted(self.slots.items())
             if slot.written or slot.accepted[1]
         )
@@ -422,13 +414,13 @@ class Consensus:
     # ------------------------------------------------------------ regencies
 
     def enter(self, regency: int) -> None:
-        """Move to a regency whose leader has to show its words first."""
+        """Move to a regency, whose leader has to send its Sync first."""
         self.regency = regency
         self.synced = False
         self.conclusion = Conclusion(0, {})
 
     def synchronise(self, conclusion: Conclusion) -> list[Effect]:
-        """The leader has shown its words: this follows from them."""
+        """The leader has sent its Sync: this follows from it."""
         self.synced = True
         self.conclusion = conclusion
         effects: list[Effect] = []
@@ -446,7 +438,7 @@ class Consensus:
             if self.leads and slot.proposed[0] == self.regency:
                 batch = slot.batches[slot.proposed[1]]
                 effects.append(Send(self.peers, Propose(self.log, self.regency, instance, batch)))
-            effects += [Send(self.peers, word) for word in slot.said]
+            effects += [Send(self.peers, vote) for vote in slot.sent]
         return effects
 
     def follow(self, before: Consensus, upto: int) -> None:
@@ -479,10 +471,10 @@ class Consensus:
             slot.batches[value_of(self._hash, batch)] = batch
         for value, regency in record.written:
             if self._quorums.byzantine and regency == record.regency:
-                slot.said.append(Write(self.log, regency, record.instance, value))
+                slot.sent.append(Write(self.log, regency, record.instance, value))
                 slot.writes.revote(self._me, (regency, value))
         if record.accepted[0] == record.regency:
-            slot.said.append(Accept(self.log, record.regency, record.instance, record.accepted[1]))
+            slot.sent.append(Accept(self.log, record.regency, record.instance, record.accepted[1]))
             slot.accepts.revote(self._me, record.accepted)
         if record.regency > self.regency:
             self.enter(record.regency)

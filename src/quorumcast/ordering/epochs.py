@@ -2,13 +2,13 @@
 
 It travels as an offer on a stream of the cell itself (`EPOCHS`), whose number is the epoch and
 whose one body is the manifest file. Nobody signs the offer: the operator's signature is inside, and
-brokers vote only for a manifest that may follow the one they go by. It fills a batch alone. Epochs
+brokers vote only for a manifest that may follow their present one. It fills a batch alone. Epochs
 that were never decided may be left out, if the one after them is one step from the present one.
 
-Whoever executes it at instance i makes a checkpoint and executes nothing more in its epoch: what
+A broker that executes it at instance i makes a checkpoint and executes no more in its epoch: what
 others decide beyond i before they get there is void, and is offered again. Consensus goes on at i+1
 with the brokers of the new epoch and in a regency that no earlier epoch can have had
-(`first_regency`): words and records of before cannot be taken for new ones.
+(`first_regency`): earlier messages and records cannot be taken for new ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Epochs:
         self._hash = hash_
         #: The epoch of a manifest that may follow the present one; 0 if it may not.
         self._follows = follows
-        #: The epoch that this broker goes by.
+        #: The present epoch of this broker.
         self.present = present
         #: What may follow, by digest; at most MAX_MANIFESTS.
         self._held: dict[bytes, tuple[Offer, Bodies]] = {}
@@ -113,7 +113,7 @@ class Epochs:
         return self._since if self._held else None
 
     def begin(self, epoch: int) -> None:
-        """This broker goes by that epoch now."""
+        """This broker is in that epoch now."""
         self.present = epoch
         self._held.clear()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from quorumcast.broadcast.messages import Ack
 from quorumcast.core.ids import CELL, EPOCHS, GENESIS, Channel, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import Limits
@@ -75,55 +77,31 @@ class Snapshot(InstanceRecord, frozen=True, tag=True):
     image: bytes
 
 
-class LogContext:
-    """What a log knows of its broker, its cell and its channels."""
+class LogContext(msgspec.Struct):
+    """What a log knows of its broker, its cell and its channels; it changes with the epoch."""
 
-    __slots__ = (
-        "epoch",
-        "follows",
-        "hash",
-        "hear_life",
-        "keyring",
-        "life",
-        "limits",
-        "log_of",
-        "may_publish",
-        "me",
-        "members",
-    )
+    members: tuple[NodeId, ...]
+    keyring: Keyring
+    hash: Hasher
+    #: The limits of a stream's channel.
+    limits: Callable[[Stream], Limits]
+    #: Whether a stream belongs to this log and its publisher has the right to it.
+    may_publish: Callable[[Stream], bool]
+    #: The order of a channel.
+    log_of: Callable[[Channel], OrderedLog | None]
+    #: Drawn anew whenever this broker starts.
+    life: bytes
+    #: Called with a peer and the life that it says it is in.
+    hear_life: Callable[[NodeId, bytes], None] = lambda peer, life: None
+    #: The present epoch of this broker.
+    epoch: int = 1
+    #: The epoch of a manifest that may follow it; 0 if it may not.
+    follows: Callable[[bytes], int] = lambda data: 0
 
-    def __init__(
-        self,
-        members: tuple[NodeId, ...],
-        keyring: Keyring,
-        hash_: Hasher,
-        *,
-        limits: Callable[[Stream], Limits],
-        may_publish: Callable[[Stream], bool],
-        log_of: Callable[[Channel], OrderedLog | None],
-        life: bytes,
-        hear_life: Callable[[NodeId, bytes], None] = lambda peer, life: None,
-        epoch: int = 1,
-        follows: Callable[[bytes], int] = lambda data: 0,
-    ) -> None:
-        self.me = keyring.identity.name
-        self.members = members
-        self.keyring = keyring
-        self.hash = hash_
-        #: The limits of a stream's channel.
-        self.limits = limits
-        #: Whether a stream belongs to this log and its publisher has the right to it.
-        self.may_publish = may_publish
-        #: The order of a channel.
-        self.log_of = log_of
-        #: Drawn anew whenever this broker starts.
-        self.life = life
-        #: Called with a peer and the life that it says it is in.
-        self.hear_life = hear_life
-        #: The present epoch of this broker.
-        self.epoch = epoch
-        #: The epoch of a manifest that may follow it; 0 if it may not.
-        self.follows = follows
+    @property
+    def me(self) -> NodeId:
+        """The name of this broker."""
+        return self.keyring.identity.name
 
     def retained(self, channel: Channel) -> int:
         """How many positions of a channel brokers keep."""

@@ -25,8 +25,8 @@ class OrderedLog(Carrier):
 
     __slots__ = ("_extents", "_offers", "log_id", "spare")
 
-    #: Where the last stable checkpoint ends. Whoever comes late executes what was ordered since
-    #: and needs the contents, whatever their age.
+    #: Where the last stable checkpoint ends. A late broker executes what was ordered since, and
+    #: needs the contents, whatever their age.
     spare: int
 
     def __init__(self, stream: Stream, around: CarrierContext) -> None:
@@ -41,15 +41,15 @@ class OrderedLog(Carrier):
         self.spare = 1
 
     def append(self, extent: Extent, offer: Offer, bodies: Bodies) -> list[Effect]:
-        """Write the next positions, vouch for them, and let go of what is no longer retained."""
+        """Write the next positions, vouch for them, and drop what is no longer retained."""
         digests = offer.digests
         self.skip_to(extent.position)
         self.ledger.extend(split_digests(digests), bodies)
         self._extents.append(extent)
         self._offers[extent.stream, extent.first] = (offer, bodies)
-        return [Vouch(self.stream, extent.position, digests), *self._let_go()]
+        return [Vouch(self.stream, extent.position, digests), *self._drop_expired()]
 
-    def _let_go(self) -> list[Effect]:
+    def _drop_expired(self) -> list[Effect]:
         effects: list[Effect] = []
         while self._extents and self._extents[0].next <= self.ledger.base:
             gone = self._extents.popleft()
@@ -59,7 +59,7 @@ class OrderedLog(Carrier):
 
     def expire(self, now: Millis, retained_ms: int) -> list[Effect]:
         # On disk as well: no restart executes it again.
-        return super().expire(now, retained_ms) + self._let_go()
+        return super().expire(now, retained_ms) + self._drop_expired()
 
     def skip_to(self, position: int) -> None:
         """Go on at a later position: what lies before has been ordered without this broker."""
@@ -116,7 +116,7 @@ class OrderedLog(Carrier):
 
 #: Offers asked for at a time, and how often in vain before they are given up.
 WANTED = 32
-PATIENCE = 20
+MAX_ATTEMPTS = 20
 
 
 class MissingPositions:
@@ -199,7 +199,7 @@ class Backfill:
         channel, gap = next(iter(self._gaps.items()))
         del self._gaps[channel]
         gap.asked += 1
-        if gap.asked > PATIENCE:
+        if gap.asked > MAX_ATTEMPTS:
             return []
         self._gaps[channel] = gap
         named = [Cursor(extent.stream, extent.first) for extent in gap.near()]

@@ -64,7 +64,7 @@ class Write(Message, frozen=True, array_like=True):
 
 
 class Accept(Message, frozen=True, array_like=True):
-    """A quorum wrote this value (crash: the leader proposed it); I will stand by it."""
+    """A quorum wrote this value (crash: the leader proposed it); I will not contradict it."""
 
     log: Protection
     regency: Count
@@ -73,21 +73,21 @@ class Accept(Message, frozen=True, array_like=True):
 
 
 class Stop(Message, frozen=True, array_like=True):
-    """I have lost patience with the leaders before this regency."""
+    """I ask for this regency: the leaders before it have had their time."""
 
     log: Protection
     regency: Positive
 
 
 class StopData(Message, frozen=True, array_like=True):
-    """What I stand by, signed, for the leader of a new regency."""
+    """What I decided, accepted and wrote, signed, for the leader of a new regency."""
 
     log: Protection
     statement: Signed
 
 
 class Sync(Message, frozen=True, array_like=True):
-    """The new leader: these are the words on which my first proposals rest."""
+    """The new leader: these statements justify my first proposals."""
 
     log: Protection
     regency: Positive
@@ -95,21 +95,21 @@ class Sync(Message, frozen=True, array_like=True):
 
 
 class Standing(Message, frozen=True, array_like=True):
-    """How far I am; said now and then, so that nobody stays behind unnoticed."""
+    """How far I am; sent now and then, so that no member stays behind unnoticed."""
 
     log: Protection
     regency: Count
     decided: Count
     #: The highest instance of which I have heard.
     heard: Count
-    #: Whether I know on what the proposals of this regency rest.
+    #: Whether I have the Sync of this regency.
     synced: bool = True
-    #: Whether I still listen, because I may have forgotten what I did.
+    #: Whether I still listen, because I may have forgotten my votes (`amnesia`).
     fresh: bool = False
     #: The newest checkpoint that I made, and the digest of the state there.
     checkpoint: Count = 0
     root: Annotated[bytes, Meta(max_length=DIGEST_SIZE)] = b""
-    #: Members that were past listening when I heard from them: who of them listens now forgot.
+    #: Members that I have seen past listening: one of them that listens now has forgotten.
     awake: Annotated[tuple[NodeName, ...], Meta(max_length=limits.MAX_CHAIN)] = ()
     #: The life of this broker as far as the log goes: its disk keeps it, if there is one …
     life: Annotated[bytes, Meta(max_length=DIGEST_SIZE)] = b""

@@ -1,7 +1,7 @@
 """The publisher's side of total order: labelled, signed offers to every broker.
 
 An offer is acknowledged once f+1 brokers (crash: one) say that it has been ordered: one of them is
-correct, so a quorum stands by it, and on a durable channel has it on disk.
+correct, so a quorum accepted it, and on a durable channel has it on disk.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.labels import label, unlabel
 from quorumcast.core.machine import Bodies, Effect
 from quorumcast.core.message import Message
+from quorumcast.core.tally import reached_by
 from quorumcast.manifest.policy import Policy
 from quorumcast.manifest.view import View
 from quorumcast.ordering.messages import Offer
@@ -65,16 +66,16 @@ class ResumedSender(OfferSender):
     how much waits at a time.
     """
 
-    __slots__ = ("_chains", "_concluding", "_ended", "_ordered", "_words")
+    __slots__ = ("_acks", "_chains", "_concluding", "_ended", "_ordered")
 
     def __init__(self, stream: Stream, view: View, policy: Policy) -> None:
         super().__init__(stream, view, policy)
-        #: Up to this number earlier lives had it ordered; None until so many have answered.
+        #: Up to this number earlier lives had it ordered; None until n-f brokers have answered.
         self._ordered: int | None = None
         #: What stands for everything up to a number; from the last acknowledged run on.
         self._chains = {0: b""}
-        #: The last word of each broker.
-        self._words: dict[NodeId, Ack] = {}
+        #: The last Ack of each broker.
+        self._acks: dict[NodeId, Ack] = {}
         #: Whether everything has been submitted.
         self._concluding = False
         #: Whether the application has been told how it ended.
@@ -86,29 +87,28 @@ class ResumedSender(OfferSender):
         return self._judge()
 
     def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
-        self._words[broker] = ack
+        self._acks[broker] = ack
         effects: list[Effect] = []
         if self._denies(ack) is None:  # a broker that denies is neither counted nor served
             effects += super().on_ack(broker, ack)
         effects += self._judge()
-        if self._ordered is None and len(self._told()) >= self._view.quorums.responders:
-            told = sorted((word.upto for word in self._told()), reverse=True)
-            self._ordered = told[self._quorum - 1]
+        if self._ordered is None and len(self._current_acks()) >= self._view.quorums.responders:
+            self._ordered = reached_by((ack.upto for ack in self._current_acks()), self._quorum)
             for other, progress in self._progress.items():
                 if progress.connected and progress.credit:
                     effects += self._pump(other, progress, len(self._runs))
         return effects
 
-    def _told(self) -> list[Ack]:
-        """The words of brokers that are in the cell now."""
-        return [ack for broker, ack in self._words.items() if broker in self._progress]
+    def _current_acks(self) -> list[Ack]:
+        """The last Acks of brokers that are in the cell now."""
+        return [ack for broker, ack in self._acks.items() if broker in self._progress]
 
     def _send_new(self, run: PendingRun) -> list[Effect]:
         self._chains[run.last] = chained(self._chains[run.first - 1], extent_root(run.digests))
-        for broker, ack in self._words.items():
+        for broker, ack in self._acks.items():
             progress = self._progress.get(broker)
             if progress is not None and ack.upto >= run.last:
-                # It has been ordered; what it was will turn out where the broker's word ends.
+                # It has been ordered; the chain in the broker's Ack shows with which contents.
                 progress.acked = max(progress.acked, run.last)
         self._pass_over()  # before `_advance` forgets runs that every broker has acknowledged
         effects = [*self._advance(), *self._judge()]
@@ -145,17 +145,17 @@ class ResumedSender(OfferSender):
         return None if known is None or known == ack.chain else ack.upto
 
     def _judge(self) -> list[Effect]:
-        """Whether enough brokers deny what is submitted, or stand by all of it."""
+        """Whether enough brokers deny what is submitted, or confirm all of it."""
         if self._ended:
             return []
-        words = self._told()
-        denied = sorted(number for ack in words if (number := self._denies(ack)) is not None)
+        acks = self._current_acks()
+        denied = sorted(number for ack in acks if (number := self._denies(ack)) is not None)
         if len(denied) >= self._quorum:
             self._ended = True
-            # The lowest may be a liar's; one of the lowest so many is a correct broker's.
+            # The lowest may be a liar's; of the `_quorum` lowest one is a correct broker's.
             return [Contradicted(self.stream, denied[self._quorum - 1])]
         last = self.next - 1
-        agreed = [ack for ack in words if ack.upto == last and ack.chain == self._chains[last]]
+        agreed = [ack for ack in acks if ack.upto == last and ack.chain == self._chains[last]]
         if self._concluding and len(agreed) >= self._quorum:
             self._ended = True
             return [Concluded(self.stream)]

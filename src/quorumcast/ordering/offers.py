@@ -5,7 +5,7 @@ contents and are covered by the same digest. What brokers decide on and vote for
 published what, and nobody hashes contents twice.
 
 An offer is signed by its publisher, so a broker that was left out can take it from another broker;
-whoever has it from the publisher itself need not check the signature, except the leader: its
+one that has it from the publisher itself need not check the signature, except the leader: its
 proposal must be acceptable to everybody. Offers are bounded per stream by the channel's window, and
 beyond it by what proposals name.
 """
@@ -112,6 +112,7 @@ class Offers:
     """Everything that waits to be ordered in one log."""
 
     __slots__ = (
+        "_changed",
         "_entitled",
         "_hash",
         "_keyring",
@@ -120,7 +121,6 @@ class Offers:
         "_queues",
         "_served",
         "_signed",
-        "_stirred",
         "_turn",
         "dropped",
     )
@@ -148,10 +148,10 @@ class Offers:
         #: Whose turn it is when the leader fills a batch.
         self._turn: deque[Stream] = deque()
         #: Whether there may be something to choose that was not there the last time.
-        self._stirred = False
+        self._changed = False
         #: Bytes that are kept because proposals name them; at most NAMED_BYTES.
         self._named_bytes = 0
-        #: What was let go without having been ordered, and may still be on disk; emptied whenever
+        #: What was dropped without having been ordered, and may still be on disk; emptied whenever
         #: something is ordered or written.
         self.dropped: list[tuple[Stream, int]] = []
 
@@ -201,7 +201,7 @@ class Offers:
         if self._signed and not direct and not offer_holds(self._keyring, offer):
             return DropReason.BAD_SIGNATURE
         if known is not None and direct:
-            # The publisher tells another story now; the first one stands until a batch needs this.
+            # The publisher equivocates; the first version stays until a batch needs this one.
             return DropReason.CONFLICT
         held = WaitingOffer(offer, bodies, now, proven=not self._signed or not direct)
         held.named = named
@@ -276,7 +276,7 @@ class Offers:
         self._drop(queue, held.offer.first)
         queue.runs[held.offer.first] = held
         queue.bytes += held.size
-        self._stirred = True
+        self._changed = True
         self._named_bytes += held.size if held.named else 0
 
     def _drop(self, queue: Queue, first: int) -> None:
@@ -336,7 +336,7 @@ class Offers:
                 following = held.last + 1
 
     def genuine(self, most: int) -> list[WaitingOffer]:
-        """The oldest of what could be ordered, its signatures checked; false ones are let go."""
+        """The oldest of what could be ordered, its signatures checked; forged ones are dropped."""
         oldest = sorted(self.waiting(), key=lambda held: held.arrived)[:most]
         return [held for held in oldest if self._acceptable(held)]
 
@@ -344,7 +344,7 @@ class Offers:
 
     def begin(self, under_way: list[Batch]) -> None:
         """This broker leads now: what is under way already is not proposed again."""
-        self._stirred = True
+        self._changed = True
         for queue in self._queues.values():
             queue.proposed = queue.served
         for batch in under_way:
@@ -357,7 +357,7 @@ class Offers:
         queue = self._queues.get(stream)
         if queue is not None:
             queue.proposed = queue.served
-            self._stirred = True
+            self._changed = True
 
     def unname(self, under_way: Container[Item]) -> None:
         """What was kept only because a proposal named it goes, unless one still does."""
@@ -373,7 +373,7 @@ class Offers:
 
         Whose turn has not come when a batch is full is the first in the next one.
         """
-        if not self._stirred:
+        if not self._changed:
             return ()
         batch: list[Item] = []
         room, space = BATCH_PUBLICATIONS, BATCH_BYTES
@@ -389,11 +389,11 @@ class Offers:
             space -= sum(held.size for held in taken)
             if stream in self._queues:
                 self._turn.rotate(-1)
-        self._stirred = bool(batch)
+        self._changed = bool(batch)
         return tuple(batch)
 
     def _take(self, stream: Stream, publications: int, runs: int, space: int) -> list[WaitingOffer]:
-        """What comes next of one stream: so many runs, and as much of the rest or one run more."""
+        """The next offers of one stream, within these limits or one run more."""
         queue = self._queues[stream]
         taken: list[WaitingOffer] = []
         if not self._entitled(stream):
@@ -409,7 +409,7 @@ class Offers:
         return taken
 
     def _acceptable(self, held: WaitingOffer) -> bool:
-        """Whether the publisher signed it; what it did not sign is let go."""
+        """Whether the publisher signed it; what it did not sign is dropped."""
         if not held.proven and not offer_holds(self._keyring, held.offer):
             stream = held.offer.stream
             self._drop(self._queues[stream], held.offer.first)
@@ -424,7 +424,7 @@ class Offers:
         queue = self._queues.get(stream)
         if queue is None:
             return
-        self._stirred = True
+        self._changed = True
         queue.served = max(queue.served, upto)
         queue.proposed = max(queue.proposed, queue.served)
         for first in [first for first, held in queue.runs.items() if held.last <= upto]:

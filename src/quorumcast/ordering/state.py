@@ -1,4 +1,4 @@
-"""What decided batches make of it: the positions of every channel, and who has been served.
+"""The replicated state: the positions of every channel, and how far each stream is ordered.
 
 Deterministic: brokers that apply the same batches have the same state, byte for byte, and the
 digest of it is what they compare at checkpoints. A run that was ordered before is not ordered
@@ -12,7 +12,7 @@ memory finds out whether what was ordered is what it would publish now. What can
 bounded: the lines of a client that have begun an epoch last.
 
 The contents themselves are not in here: `chain` stands for all of them, and extents say which
-offers the newest positions came from, for whoever has to fetch them again.
+offers the newest positions came from, for brokers that have to fetch them again.
 """
 
 from __future__ import annotations

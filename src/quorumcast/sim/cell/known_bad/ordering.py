@@ -96,7 +96,7 @@ def _decide_early(self: Any, instance: int, slot: Slot) -> list[Effect]:
 def _say_before_disk(self: Any, instance: int, slot: Slot, word: Any) -> list[Effect]:
     """Send a vote before it is durable."""
     record = self._record(instance, slot)
-    return [Send(self.peers, word), *self._said(slot, word), Persist(record)]
+    return [Send(self.peers, word), *self._count_own(slot, word), Persist(record)]
 
 
 def _trust_one_state(self: Any, sender: NodeId, head: Any) -> Any:
@@ -212,7 +212,7 @@ ORDER_VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(
         "vote-before-disk", "votes leave before the disk has them",
-        [Patch(Consensus, "_say", _say_before_disk)],
+        [Patch(Consensus, "_cast", _say_before_disk)],
         order_plan("total", journal=True, sync_ms=60,
                    acts=[_submit(200, PUB1), _submit(600, PUB1),
                          *(_mute(599, broker, SUB2) for broker in ALL),
