@@ -41,7 +41,9 @@ MasterOption = Annotated[
 ObserveOption = Annotated[
     Path | None,
     typer.Option(
-        "--observe", metavar="DIR", help="Write here what others do, for 'pipeline audit'."
+        "--observe",
+        metavar="DIR",
+        help="Write observations of nodes here, for 'pipeline audit'.",
     ),
 ]
 UrlOption = Annotated[

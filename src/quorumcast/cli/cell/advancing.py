@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Change = Callable[["Manifest"], "Manifest"]
 
 #: How long to wait for running brokers, when to print that we wait, and the poll interval.
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 QUIET_S = 2.0
 PAUSE_S = 0.1
 
@@ -80,7 +80,7 @@ def wait_until_taken(manifest: Manifest, urls: dict[str, str]) -> dict[str, bool
         rows = ask_cell(manifest, urls)
         taken = {name: row["epoch"] >= manifest.epoch for name, row in rows.items() if row["up"]}
         waited = time.monotonic() - started
-        if all(taken.values()) or waited > PATIENCE_S:
+        if all(taken.values()) or waited > TIMEOUT_S:
             return taken
         if waited > QUIET_S and not told:
             told = True

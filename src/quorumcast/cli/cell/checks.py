@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -37,66 +38,45 @@ def blame(about: str, error: UsageError, level: Level = "error") -> Finding:
     return Finding(about, level, says, advice)
 
 
-def check_manifest(manifest: Manifest) -> list[Finding]:
+def check_manifest(manifest: Manifest) -> Iterator[Finding]:
     """The guarantees of a manifest; reading it has checked its signature and consistency."""
     from quorumcast.core.quorum import minimum_brokers
 
     have = len(manifest.brokers)
-    findings = [
-        Finding(
-            "manifest",
-            "ok",
-            f"cell {manifest.cell}, epoch {manifest.epoch}, signed by its operator; {have} brokers "
-            f"of which {manifest.f} may be faulty",
-        )
-    ]
+    says = (
+        f"cell {manifest.cell}, epoch {manifest.epoch}, signed by its operator; {have} brokers "
+        f"of which {manifest.f} may be faulty"
+    )
+    yield Finding("manifest", "ok", says)
     if manifest.f == 0:
-        findings.append(
-            Finding(
-                "manifest",
-                "warning",
-                "f=0: no broker may fail or lie",
-                "make a cell of 4 brokers or more with 'quorumcast init'",
-            )
-        )
+        advice = "make a cell of 4 brokers or more with 'quorumcast init'"
+        yield Finding("manifest", "warning", "f=0: no broker may fail or lie", advice)
     for channel in manifest.channels:
         policy = channel.policy
         needed = minimum_brokers(policy.protection, manifest.f, policy.broadcast)
         says = f"{policy.title}, needs {needed} brokers and has {have}"
-        findings.append(Finding(f"channel {channel.name}", "ok", says))
+        yield Finding(f"channel {channel.name}", "ok", says)
     if not manifest.channels:
-        findings.append(
-            Finding(
-                "manifest",
-                "warning",
-                "there are no channels",
-                "make one with 'quorumcast channel create'",
-            )
-        )
-    return findings
+        advice = "make one with 'quorumcast channel create'"
+        yield Finding("manifest", "warning", "there are no channels", advice)
 
 
-def check_operator(manifest: Manifest, directory: Path) -> list[Finding]:
+def check_operator(manifest: Manifest, directory: Path) -> Finding:
     """Whether the operator's key, if present, is the one that signed the manifest."""
     from quorumcast.manifest.files import read_identity
 
     path = directory / f"{OPERATOR}{IDENTITY}"
     if not path.exists():
-        return [Finding(OPERATOR, "ok", "the operator's key is kept elsewhere")]
+        return Finding(OPERATOR, "ok", "the operator's key is kept elsewhere")
     try:
         operator = read_identity(path)
     except UsageError as error:
-        return [blame(OPERATOR, error)]
+        return blame(OPERATOR, error)
     if operator.verify_key != manifest.operator:
-        return [
-            Finding(
-                OPERATOR,
-                "error",
-                f"{path} is not the key that signed the manifest",
-                "find the right one: nobody can make the next epoch without it",
-            )
-        ]
-    return [Finding(OPERATOR, "ok", "the key that signs the next epoch is here, and private")]
+        advice = "find the right one: nobody can make the next epoch without it"
+        says = f"{path} is not the key that signed the manifest"
+        return Finding(OPERATOR, "error", says, advice)
+    return Finding(OPERATOR, "ok", "the key that signs the next epoch is here, and private")
 
 
 def check_identities(
@@ -112,14 +92,9 @@ def check_identities(
     for path in here:
         name = path.name.removesuffix(IDENTITY)
         if name not in names:
-            findings.append(
-                Finding(
-                    name,
-                    "warning",
-                    f"{path} belongs to nobody in epoch {manifest.epoch}",
-                    f"move it away, or add it with 'quorumcast epoch add-client {name}'",
-                )
-            )
+            says = f"{path} belongs to nobody in epoch {manifest.epoch}"
+            advice = f"move it away, or add it with 'quorumcast epoch add-client {name}'"
+            findings.append(Finding(name, "warning", says, advice))
             continue
         try:
             identity = read_identity(path)
@@ -128,11 +103,8 @@ def check_identities(
             findings.append(blame(name, error))
             continue
         if identity.name != name:
-            findings.append(
-                Finding(
-                    name, "error", f"{path} is the identity of {identity.name}", "rename the file"
-                )
-            )
+            says = f"{path} is the identity of {identity.name}"
+            findings.append(Finding(name, "error", says, "rename the file"))
             continue
         good[name] = identity
     elsewhere = len(names) - len(names & {path.name.removesuffix(IDENTITY) for path in here})

@@ -92,10 +92,8 @@ def examine(path: Path, url: list[str] | None) -> list[Finding]:
         return [blame("manifest", error)]
     urls = status_urls(manifest, url)
     directory = path.parent
-    findings = check_manifest(manifest)
-    findings += check_operator(manifest, directory)
     files, identities = check_identities(manifest, directory)
-    findings += files
+    findings = [*check_manifest(manifest), check_operator(manifest, directory), *files]
     findings += check_certificates(manifest, datetime.datetime.now(datetime.UTC))
     troubles = asyncio.run(_greet_all(manifest, identities))
     before, rows = _ask_until_settled(manifest, urls)
@@ -132,7 +130,7 @@ def _ask_until_settled(manifest: Manifest, urls: dict[str, str]) -> tuple[Rows, 
         if not unsettled(manifest, rows):
             break
         before = before or rows
-        _tell(f"brokers are not of one mind yet; looking again ({look} of {LOOKS - 1})")
+        _tell(f"brokers do not agree yet; asking again ({look} of {LOOKS - 1})")
         time.sleep(PAUSE_S)
         rows = ask_all(urls)
     return before, rows

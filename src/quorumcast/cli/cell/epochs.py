@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from quorumcast.cli.cell.advancing import Change, advance
-from quorumcast.cli.cell.init import CHANNEL, parse_channel, summary
+from quorumcast.cli.cell.init import CHANNEL, CellSummary, parse_channel
 from quorumcast.cli.cell.members import rotating
 from quorumcast.cli.common import IDENTITY, OPERATOR, console, print_json
 from quorumcast.cli.options import CellOptions, Commands, JsonOption, OperatorOption
@@ -96,12 +97,12 @@ def _advance(where: CellOptions, operator: Path | None, change: Change, json_: b
 
 
 def _report(manifest: Manifest, path: Path, json_: bool) -> None:
-    facts = summary(manifest, path.parent)
+    facts = CellSummary.of(manifest, path.parent)
     if json_:
         print_json(facts)
         return
     out = console()
-    for name, value in facts.items():
+    for name, value in msgspec.structs.asdict(facts).items():
         match value:
             case dict():
                 shown = ", ".join(f"{key} ({entry})" for key, entry in value.items())

@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from quorumcast.cli.common import IDENTITY, MANIFEST, OPERATOR, console, print_json
@@ -83,7 +84,7 @@ def init(
         manifest = with_certificates(manifest, identities)
     _write(directory, manifest, [operator, *identities.values()], force=force)
     if json_:
-        print_json(summary(manifest, directory))
+        print_json(CellSummary.of(manifest, directory))
     else:
         _print(manifest, directory)
 
@@ -174,19 +175,35 @@ def _hide_from_git(directory: Path) -> None:
         ignore.write_text("*\n" if alone else f"*{IDENTITY}\n*.old\n")
 
 
-def summary(manifest: Manifest, directory: Path) -> dict[str, object]:
+class CellSummary(msgspec.Struct, frozen=True):
     """The main facts of a manifest."""
-    return {
-        "cell": manifest.cell,
-        "epoch": manifest.epoch,
-        "f": manifest.f,
-        "manifest": str(directory / MANIFEST),
-        "digest": manifest.digest,
-        "tls": any(broker.certificate for broker in manifest.brokers),
-        "brokers": {broker.id: broker.address for broker in manifest.brokers},
-        "clients": [client.id for client in manifest.clients],
-        "channels": {channel.name: channel.policy.title for channel in manifest.channels},
-    }
+
+    cell: str
+    epoch: int
+    f: int
+    manifest: str
+    digest: str
+    tls: bool
+    #: The address of each broker.
+    brokers: dict[str, str]
+    clients: list[str]
+    #: The policy of each channel.
+    channels: dict[str, str]
+
+    @classmethod
+    def of(cls, manifest: Manifest, directory: Path) -> CellSummary:
+        """The summary of the manifest in a directory."""
+        return cls(
+            cell=manifest.cell,
+            epoch=manifest.epoch,
+            f=manifest.f,
+            manifest=str(directory / MANIFEST),
+            digest=manifest.digest,
+            tls=any(broker.certificate for broker in manifest.brokers),
+            brokers={broker.id: broker.address for broker in manifest.brokers},
+            clients=[client.id for client in manifest.clients],
+            channels={channel.name: channel.policy.title for channel in manifest.channels},
+        )
 
 
 def _print(manifest: Manifest, directory: Path) -> None:

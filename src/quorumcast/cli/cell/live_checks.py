@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quorumcast.cli.cell.checks import Finding
+from quorumcast.cli.cell.checks import Finding, Level
 from quorumcast.cli.common import MANIFEST, Rows, is_broker
 
 if TYPE_CHECKING:
@@ -88,12 +88,9 @@ def _reach(
             f"say where the page is with --url {broker.id}=http://HOST:PORT",
         )
     if not is_broker(row, broker.id, manifest.cell):
-        return Finding(
-            broker.id,
-            "warning",
-            f"the status page is that of {row['node']} of cell {row['cell']}",
-            f"say where its own page is with --url {broker.id}=http://HOST:PORT",
-        )
+        says = f"the status page is that of {row['node']} of cell {row['cell']}"
+        advice = f"say where its own page is with --url {broker.id}=http://HOST:PORT"
+        return Finding(broker.id, "warning", says, advice)
     return Finding(broker.id, "ok", f"answers at {broker.address} as the one it should be")
 
 
@@ -120,6 +117,7 @@ def _disk(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Find
         return [Finding(name, "error", "it has no data directory", "start it with --data DIR")]
     where, free = disk["directory"], disk["free_bytes"]
     findings: list[Finding] = []
+    level: Level
     if row.get("store", {}).get("full"):
         says = f"the disk of {where} is full, and it promises nothing that it cannot keep"
         findings.append(Finding(name, "error", says, "make room; it goes on by itself"))
@@ -127,19 +125,14 @@ def _disk(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Find
         says = f"it may not write to {where}"
         findings.append(Finding(name, "error", says, "give the directory to the broker's user"))
     if free is not None and free < LITTLE_BYTES:
-        level: Any = "error" if free < TOO_LITTLE_BYTES else "warning"
+        level = "error" if free < TOO_LITTLE_BYTES else "warning"
         says = f"{free / 1e6:,.0f} MB are free at {where}"
         findings.append(Finding(name, level, says, "make room before it is full"))
     aside = disk["set_aside"]
     if aside:
-        findings.append(
-            Finding(
-                name,
-                "error" if len(aside) >= MAX_ASIDE else "warning",
-                f"its store was damaged and set aside: {', '.join(aside)} in {where}",
-                "look at the disk, then move the files away",
-            )
-        )
+        level = "error" if len(aside) >= MAX_ASIDE else "warning"
+        says = f"its store was damaged and set aside: {', '.join(aside)} in {where}"
+        findings.append(Finding(name, level, says, "look at the disk, then move the files away"))
     if not findings:
         room = "" if free is None else f" with {free / 1e9:,.1f} GB free"
         findings.append(Finding(name, "ok", f"keeps its store in {where}{room}"))
@@ -253,7 +246,7 @@ def _stalled(rows: Rows, before: Rows) -> Iterator[Finding]:
             if now["executed"] < now["decided"]:
                 says = (
                     f"it stands at batch {now['executed']:,} of {now['decided']:,} in log {log}, "
-                    "and lacks what was in the next one"
+                    "and lacks the contents of the next one"
                 )
             advice = "start the brokers that are down; one of them may have it; then see the logs"
             yield Finding(name, "error", says, advice)

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from quorumcast.cli.common import console, facts_table, print_json, table
-from quorumcast.cli.options import JsonOption
+from quorumcast.cli.options import JsonOption, ObserveOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
 
@@ -75,10 +75,7 @@ class PlanOptions(msgspec.Struct, kw_only=True):
     trace: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write Parquet traces here.")
     ] = None
-    observe: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Note who does what there, for 'pipeline audit'."),
-    ] = None
+    observe: ObserveOption = None
 
     def plan(self) -> BenchPlan:
         """The plan; checks the fault."""

@@ -92,7 +92,7 @@ def sim(
     """
     if sum((known_bad, mutants, coverage, plan is not None, workload is not None)) > 1:
         raise UsageError(
-            "--known-bad, --mutants, --coverage, --plan and --workload are five things; choose one"
+            "--known-bad, --mutants, --coverage, --plan and --workload exclude each other; give one"
         )
     if which.system != CELL_SYSTEM and (mutants or coverage or workload is not None):
         raise UsageError("--mutants, --coverage and --workload are for cells: leave out --system")

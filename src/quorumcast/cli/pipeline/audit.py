@@ -1,10 +1,11 @@
-"""`quorumcast pipeline audit`: finds nodes that lied, to whom and when, and how sure that is."""
+"""`quorumcast pipeline audit`: finds nodes that lied, with victims, times and certainty."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from quorumcast.cell import CELL_SYSTEM
@@ -25,21 +26,30 @@ EXAMPLE = "pipeline audit log --html audit.html"
 SHOWN = 40
 
 
-def audit(
-    directories: Annotated[
-        list[str] | None, typer.Argument(help="What brokers, clients or 'bench' observed.")
-    ] = None,
+class AuditOptions(msgspec.Struct, kw_only=True):
+    """By what nodes are judged, and what is written."""
+
     manifest: Annotated[
         Path | None,
         typer.Option("--manifest", "-m", help="Judge by this one, not by those of the runs."),
-    ] = None,
+    ] = None
     lying_clients: Annotated[
         int, typer.Option(help="How many clients may lie together; brokers: f of the manifest.")
-    ] = 1,
+    ] = 1
     output: Annotated[
         str, typer.Option(metavar="DIR", help="Write verdicts, proofs and labelled runs here.")
-    ] = "",
-    html: Annotated[Path | None, typer.Option(help="Write a page for people.")] = None,
+    ] = ""
+    html: Annotated[Path | None, typer.Option(help="Write a page for people.")] = None
+    score: Annotated[
+        bool, typer.Option("--score", help="Compare with the labels: precision and recall.")
+    ] = False
+
+
+def audit(
+    given: AuditOptions,
+    directories: Annotated[
+        list[str] | None, typer.Argument(help="What brokers, clients or 'bench' observed.")
+    ] = None,
     label: Annotated[
         int, typer.Option(metavar="N", help="Simulate N labelled runs into --output first.")
     ] = 0,
@@ -47,56 +57,45 @@ def audit(
     system: Annotated[
         str, typer.Option(help="What --label simulates: cell, or yours as package.module:NAME.")
     ] = CELL_SYSTEM,
-    score: Annotated[
-        bool, typer.Option("--score", help="Compare with the labels: precision and recall.")
-    ] = False,
     master: MasterOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Judge what nodes noted of each other: who altered, dropped, reordered or lied.
+    """Judge nodes by what others observed: which altered, dropped, reordered or lied.
 
-    Proven is what 'quorumcast verify' accepts. Suspected is who no explanation leaves out; disputed
-    is one's word against another's; measured is who was late, which is no verdict. Exit code 1 with
-    --score if a correct node was named.
+    proven: there is evidence that 'quorumcast verify' accepts; suspected: every explanation of the
+    observations contains the node; disputed: two nodes contradict each other; measured: the node
+    was late, which is no verdict. Exit code 1 with --score if a correct node was named.
     """
     from quorumcast.pipeline.audit.labelling import label_runs, labeller
     from quorumcast.pipeline.session import spark_session
 
     places = list(directories or [])
-    _check(places, manifest, lying_clients, output, html, label)
+    _check(given, places, label)
     if label:
         labeller(system)  # a system without observers is refused before Spark is started
     spark = spark_session("quorumcast audit", master=master)
     if label:
         with _progress(spark, f"{label:,} runs"):
-            label_runs(spark, label, output, start=start, system=system)
-        places.append(output)
-        if not score and not directories:
-            _say_labelled(label, output, json_)
+            label_runs(spark, label, given.output, start=start, system=system)
+        places.append(given.output)
+        if not given.score and not directories:
+            _say_labelled(label, given.output, json_)
             return
-    _audit(spark, places, manifest, lying_clients, output, html, score, json_)
+    _audit(spark, given, places, json_)
 
 
-def _check(
-    places: list[str],
-    manifest: Path | None,
-    lying_clients: int,
-    output: str,
-    html: Path | None,
-    label: int,
-) -> None:
-    if label < 0 or lying_clients < 0:
+def _check(given: AuditOptions, places: list[str], label: int) -> None:
+    if label < 0 or given.lying_clients < 0:
         raise UsageError("--label and --lying-clients are 0 or more")
-    if label and not output:
+    if label and not given.output:
         raise UsageError("--label needs --output: a directory for the runs")
     if not places and not label:
         raise UsageError(
             "name a directory that brokers, clients or 'quorumcast bench' wrote with --observe"
         )
+    html = given.html
     if html is not None and (html.is_dir() or not html.resolve().parent.is_dir()):
         raise UsageError(f"{html} cannot be written: name a file in a directory that exists")
-    if manifest is not None:
-        manifest_path(manifest)
 
 
 def _say_labelled(count: int, output: str, json_: bool) -> None:
@@ -109,35 +108,27 @@ def _say_labelled(count: int, output: str, json_: bool) -> None:
         )
 
 
-def _audit(
-    spark: SparkSession,
-    places: list[str],
-    manifest: Path | None,
-    lying_clients: int,
-    output: str,
-    html: Path | None,
-    score: bool,
-    json_: bool,
-) -> None:
+def _audit(spark: SparkSession, given: AuditOptions, places: list[str], json_: bool) -> None:
     from quorumcast.pipeline.audit.job import audit as judge
     from quorumcast.pipeline.audit.job import given_manifests, read_tables, run_manifests
     from quorumcast.pipeline.audit.report import page, write_proofs
     from quorumcast.pipeline.audit.sifting import census
 
     tables = read_tables(spark, places)
-    path = None if manifest is None else manifest_path(manifest)
-    given = given_manifests(path) if path else []
-    verdicts = judge(*tables, manifests=given, lying_clients=lying_clients)
+    path = None if given.manifest is None else manifest_path(given.manifest)
+    manifests = given_manifests(path) if path else []
+    verdicts = judge(*tables, manifests=manifests, lying_clients=given.lying_clients)
     with _progress(spark, "observations"):
-        # Verdicts only: what was observed stays where it is. Not in any order yet: whoever sorts
-        # looks at everything once before.
+        # Only verdicts are cached, not observations. They are sorted later: Spark would first have
+        # to read all of them once more to sort them.
         verdicts = verdicts.cache()
-        counted = census(*tables, given)
+        counted = census(*tables, manifests)
         _check_manifests(counted)
         rows = [row.asDict() for row in verdicts.toLocalIterator()]
     runs = counted.runs
     rows.sort(key=lambda row: (_ORDER[row["standing"]], row["run"], row["node"]))
     # Proofs are files for 'quorumcast verify'; elsewhere they are in the table of verdicts.
+    output = given.output
     directory = "" if "://" in output else output
     if directory:
         write_proofs(Path(directory), rows, run_manifests(tables[2]))
@@ -146,10 +137,10 @@ def _audit(
         place = Path(directory).absolute() if directory else output
         ordered = verdicts.orderBy("run", "standing", "node", "deed")
         ordered.write.mode("overwrite").parquet(f"{place}/verdicts")
-    if html is not None:
+    if given.html is not None:
         text = page(rows, directory=directory, manifest=str(path or ""), runs=runs)
-        html.write_text(text, encoding="utf-8")
-    scored = _scored(spark, places, verdicts, runs) if score else None
+        given.html.write_text(text, encoding="utf-8")
+    scored = _scored(spark, places, verdicts, runs) if given.score else None
     if json_:
         found: dict[str, Any] = {"runs": runs, "verdicts": rows, "left_out": counted.left_out}
         print_json({**found, "score": scored} if scored else found)
@@ -234,7 +225,7 @@ def _progress(spark: SparkSession, what: str) -> ProgressDisplay:
         try:
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         except Py4JError:
-            return what  # whoever works there says what is wrong
+            return what  # the job itself reports what is wrong
         done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
         total = sum(stage.numTasks for stage in stages if stage is not None)
         return f"{what}: {done:,} of {total:,} tasks" if total else what

@@ -74,7 +74,7 @@ def prepare(
     time: Annotated[str, typer.Option(help="plain: the column of times.")] = "",
     body: Annotated[str, typer.Option(help="plain: the column of contents.")] = "",
     unknown: Annotated[
-        list[str] | None, typer.Option(help="plain: a user who is nobody; again for more.")
+        list[str] | None, typer.Option(help="plain: a name of unknown users; may be repeated.")
     ] = None,
     sample: Annotated[int, typer.Option(help="Rows to take; 0: all, or the recipe's.")] = 0,
     topics: Annotated[int, typer.Option(help="Most popular ones to keep, or to draw.")] = 0,
