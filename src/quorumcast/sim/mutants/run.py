@@ -278,22 +278,24 @@ class Hunt:
 
     def _find_reached(self, depth: int) -> None:
         """Probe the scenarios of a round for the mistakes that they reach."""
+        left = [entry for entry in self._left() if not entry.known_bad]
         wanted = {
             drawn: None
-            for entry in self._left()
-            if not entry.known_bad
+            for entry in left
             for drawn in self._drawn(entry, self._results[entry.id].scenarios, depth)
             if drawn not in self._reached
         }
+        # No later round asks for another mistake.
+        names = tuple(entry.id for entry in left)
         parts = [list(wanted)[i : i + CHUNK] for i in range(0, len(wanted), CHUNK)]
 
         def probe(part: list[Drawn]) -> None:
             if time.time() < self._until:
-                answer = work(MutantTask(drawn=tuple(part), reach=True, until=self._until))
+                answer = work(MutantTask(drawn=tuple(part), reach=names, until=self._until))
                 with self._lock:
                     self._reached |= dict(zip(part, map(frozenset, answer.reached), strict=False))
-                    known, left = len(self._reached), len(wanted)
-                    self._progress(f"what scenarios reach: {known} known, {left} were lacking")
+                    known, lacking = len(self._reached), len(wanted)
+                    self._progress(f"what scenarios reach: {known} known, {lacking} were lacking")
 
         self._in_parallel(probe, parts)
 

@@ -44,8 +44,8 @@ class MutantTask(msgspec.Struct, frozen=True, kw_only=True):
     known_bad: bool = False
     #: Scenarios to run until one violates a property.
     drawn: tuple[Drawn, ...] = ()
-    #: Whether to find out instead which mistakes of the catalogue these scenarios reach.
-    reach: bool = False
+    #: With ids of the catalogue: find out instead which of them these scenarios reach.
+    reach: tuple[str, ...] = ()
     #: Deadline, by `time.time()`.
     until: float = 0.0
     #: Arguments for pytest; with them tests are run, and no scenarios.
@@ -151,9 +151,9 @@ def run_scenarios(task: MutantTask) -> Answer:
 
 
 def find_reached(task: MutantTask) -> Answer:
-    """Find the mistakes of the catalogue that drawn scenarios reach on the unchanged code."""
-    fitting: dict[str, list[Mistake]] = {}
-    for mistake in read_catalogue():
+    """Find the mistakes that drawn scenarios reach on the unchanged code."""
+    wanted, fitting = frozenset(task.reach), dict[str, list[Mistake]]()
+    for mistake in (one for one in read_catalogue() if one.id in wanted):
         with suppress(UsageError):  # an outdated entry is reported when it is planted
             mistake.source()
             fitting.setdefault(mistake.module, []).append(mistake)
