@@ -10,9 +10,11 @@ import signal
 import pytest
 from hypothesis import settings
 from tests.support import ports
+from tests.support.signatures import CachingPublicKey
 from tests.support.together import Together, turn
 from xdist.remote import Producer
 
+from quorumcast.crypto import identity
 from quorumcast.testing import bed
 
 
@@ -29,6 +31,7 @@ _heed_signals()
 
 
 bed._PORTS = ports.SINGLE
+identity.Ed25519PublicKey = CachingPublicKey  # type: ignore[attr-defined, assignment]
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=2_000)
