@@ -1,1 +1,1 @@
-"""Misbehaviour: what a fault is, the faults of each system, and who must be lying."""
+"""Misbehaviour: the contract of a fault, the faults of each system, and the search for liars."""

@@ -245,7 +245,7 @@ class Holdings:
         return min(needed, quorums.one_correct, quorums.correct_responders) <= reports < needed
 
 
-#: Ticks after which a broker stops to wait for a peer's answer, or for a stream in doubt.
+#: Ticks after which a broker stops waiting for a peer's answer, or for a stream in doubt.
 UNANSWERED = 20
 
 

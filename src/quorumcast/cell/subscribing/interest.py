@@ -139,7 +139,7 @@ class Interest:
             acceptor.recount(self._rules[acceptor.stream.lane], members)
         for archive in self.archives.values():
             archive.forget_statements()
-        for stream in [s for s in self.acceptors if not self._may_speak(s)]:
+        for stream in [s for s in self.acceptors if not self._is_entitled(s)]:
             self._end(stream)
             floor = self._floor.get(stream.publisher, -1)
             self._floor[stream.publisher] = max(floor, stream.incarnation)
@@ -162,7 +162,7 @@ class Interest:
         return Subscribe(self.channel, name_in_turn(cursors), wants_bodies, since, until)
 
     def asked_again(self) -> None:
-        """Every broker is about to be asked for everything from the cursors on."""
+        """Note that all brokers are asked for everything from the cursors on."""
         self.reports.ask()
         self.requested = {s: a.next for s, a in self.acceptors.items()}
         if self.excerpt is not None:
@@ -171,10 +171,6 @@ class Interest:
     def chained(self, lane: Lane) -> bool:
         """Whether this lane comes by a chain."""
         return lane is Lane.DATA and self.entry.policy.chained
-
-    def answered(self, broker: NodeId) -> bool:
-        """Whether a broker has reported what it holds."""
-        return broker in self.reports
 
     def reconnected(self, broker: NodeId) -> None:
         """Forget what a broker reported, and that it lagged: it may have restarted."""
@@ -210,11 +206,11 @@ class Interest:
         return (
             stream.channel == self.channel
             and stream.incarnation > self._floor.get(stream.publisher, -1)
-            and self._may_speak(stream)
+            and self._is_entitled(stream)
             and (stream.lane is Lane.DATA or self.entry.policy.has_history)
         )
 
-    def _may_speak(self, stream: Stream) -> bool:
+    def _is_entitled(self, stream: Stream) -> bool:
         """Whether its publisher has the right; under total order the only stream is the cell's."""
         if self.entry.policy.total:
             return stream == total_order(self.channel)

@@ -406,7 +406,7 @@ class Subscriber:
             return effects + [
                 Send((broker,), interest.subscribe_to(broker))
                 for broker in self._up
-                if not interest.answered(broker)
+                if broker not in interest.reports
             ]
         effects += interest.notice_silence()
         for stream, acceptor in list(interest.acceptors.items()):
