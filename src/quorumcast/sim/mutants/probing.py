@@ -24,11 +24,11 @@ _PROBE = "__mistake_met__"
 HARMLESS = frozenset(
     """
     _directed _encode _hash _holds _is_chain _is_common _lacks _listed _signature_holds
-    _signed_bytes _supporters _trusted _would_vouch all any behind bool borders broken_by broker
-    bytes can_exchange channel count dict digest encode end_of enumerate frozenset get hash held_by
-    holder is_ours isinstance items lacking_at leader len list listed max may may_lead
-    may_propose may_publish may_subscribe min needed offer_holds over range reached_by sha256
-    signature_holds sorted split_digests str sum to_bytes tuple value_of values within zip
+    _signed_bytes _supporters _trusted _would_vouch all any behind bool borders broker bytes
+    can_exchange channel contradicted_by count dict digest encode end_of enumerate frozenset get
+    hash holder is_ours isinstance items lacking_at leader len list max may_lead may_propose
+    may_publish may_subscribe min needed offer_holds over range reached_by sha256 signature_holds
+    sorted split_digests str sum to_bytes tuple value_of values within zip
     """.split()  # noqa: SIM905  (a list of seventy lines is harder to read)
 )
 
