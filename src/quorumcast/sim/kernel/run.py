@@ -8,7 +8,8 @@ time to come true. A system defines its nodes (`cast`), its own acts (`act`), it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from quorumcast.sim.kernel.judging import Boundedness, Promise
@@ -29,12 +30,7 @@ Place = TypeVar("Place", bound=World[Any])
 class Run(Generic[Planned, Place]):
     """The execution of one plan."""
 
-    def __init__(
-        self,
-        plan: Planned,
-        world: Place,
-        bounds: Mapping[str, int],
-    ) -> None:
+    def __init__(self, plan: Planned, world: Place, bounds: Mapping[str, int]) -> None:
         self.plan = plan
         self.world = world
         self._boundedness = Boundedness(bounds)
@@ -105,7 +101,7 @@ class Run(Generic[Planned, Place]):
             self.world.adversary.declare(corruption.node, corruption.fault)
         self.cast()
         for corruption in self.plan.corruptions:
-            self.world.scheduler.after(corruption.at_ms, self._corruption(corruption))
+            self.world.scheduler.after(corruption.at_ms, partial(self._corrupt, corruption))
         for act in self.plan.acts:
             self.later(act.at_ms, act)
         self._pass_time(self.plan.calm_at_ms)
@@ -118,10 +114,10 @@ class Run(Generic[Planned, Place]):
 
     def later(self, after_ms: int, act: Act) -> None:
         """Schedule an act."""
-        self.world.scheduler.after(after_ms, lambda: self.act(act))
+        self.world.scheduler.after(after_ms, partial(self.act, act))
 
-    def _corruption(self, corruption: Corruption) -> Callable[[], None]:
-        return lambda: self.world.adversary.corrupt(
+    def _corrupt(self, corruption: Corruption) -> None:
+        self.world.adversary.corrupt(
             corruption.node,
             corruption.fault,
             percent=corruption.percent,
@@ -162,21 +158,19 @@ class Run(Generic[Planned, Place]):
         latest = scheduler.now + MAX_PATIENCES * self.plan.patience_ms
         deadline, progress = scheduler.now + self.plan.patience_ms, 0
         self._pass_time(scheduler.now + FINALE_MS)
-        pending: list[tuple[str, str]] = []
+        name, missing = "", None
         while not facts.violations:
-            pending = []
             for promise in promises:
-                missing = promise.pending(facts)
+                name, missing = promise.name, promise.pending(facts)
                 if missing is not None:
-                    pending.append((promise.name, missing))
                     break
             if facts.progress > progress:
                 progress = facts.progress
                 deadline = min(scheduler.now + self.plan.patience_ms, latest)
-            if not pending or scheduler.now >= deadline:
+            if missing is None or scheduler.now >= deadline:
                 break
             self._pass_time(scheduler.now + LOOK_MS)
-        for name, missing in pending:
+        if missing is not None:
             facts.violate(name, f"after {scheduler.now} ms: {missing}")
 
     def _outcome(self) -> Outcome:
