@@ -11,28 +11,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from quorumcast.sim.cell.drawing.clients import (
-    draw_client_crashes,
-    draw_incarnations,
-    draw_late_readers,
-    draw_requests,
-)
+from quorumcast.sim.cell.drawing import clients, faults, world
 from quorumcast.sim.cell.drawing.draft import Draft
-from quorumcast.sim.cell.drawing.faults import (
-    draw_faulty_brokers,
-    draw_faulty_clients,
-    draw_intruder,
-)
-from quorumcast.sim.cell.drawing.world import (
-    draw_amnesia,
-    draw_crash,
-    draw_crash_recover,
-    draw_cuts,
-    draw_isolation,
-    draw_partitions,
-    draw_pauses,
-    draw_theft,
-)
 from quorumcast.sim.cell.harm import RETAINING, applicable
 
 #: Number of extras that the adversary "several" has for certain.
@@ -72,21 +52,21 @@ def _may_steal_key(draft: Draft) -> bool:
 
 
 INGREDIENTS = (
-    Ingredient(draw_requests, 2),
-    Ingredient(draw_faulty_clients, 4),
-    Ingredient(draw_faulty_brokers, 4, _may_corrupt),
-    Ingredient(draw_crash_recover, 4, _may_restart),
-    Ingredient(draw_isolation, 5),
-    Ingredient(draw_partitions, 8),
-    Ingredient(draw_cuts, 8),
-    Ingredient(draw_pauses, 8),
-    Ingredient(draw_client_crashes, 8),
-    Ingredient(draw_incarnations, 8),
-    Ingredient(draw_late_readers, 6),
-    Ingredient(draw_crash, 12, _may_corrupt),
-    Ingredient(draw_amnesia, 12, _may_forget),
-    Ingredient(draw_theft, 10, _may_steal_key),
-    Ingredient(draw_intruder, 3),
+    Ingredient(clients.draw_requests, 2),
+    Ingredient(faults.draw_faulty_clients, 4),
+    Ingredient(faults.draw_faulty_brokers, 4, _may_corrupt),
+    Ingredient(world.draw_crash_recover, 4, _may_restart),
+    Ingredient(world.draw_isolation, 5),
+    Ingredient(world.draw_partitions, 8),
+    Ingredient(world.draw_cuts, 8),
+    Ingredient(world.draw_pauses, 8),
+    Ingredient(clients.draw_client_crashes, 8),
+    Ingredient(clients.draw_incarnations, 8),
+    Ingredient(clients.draw_late_readers, 6),
+    Ingredient(world.draw_crash, 12, _may_corrupt),
+    Ingredient(world.draw_amnesia, 12, _may_forget),
+    Ingredient(world.draw_theft, 10, _may_steal_key),
+    Ingredient(faults.draw_intruder, 3),
 )
 
 
@@ -95,7 +75,7 @@ def draw_extras(draft: Draft) -> None:
     rng = draft.rng
     if draft.adversary in RETAINING:
         # Correct brokers lose contents there, so further faults would be too much.
-        draw_requests(draft)
+        clients.draw_requests(draft)
         return
     chosen = [one for one in INGREDIENTS if rng.randrange(one.once_in) == 0]
     if draft.adversary == "several":
