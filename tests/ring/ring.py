@@ -238,7 +238,7 @@ class RingRun(Run[RingPlan, World[RingFacts]]):
         place.judge(RingFacts(handle), [OneHolder()])
         super().__init__(planned, place, bounds={})
 
-    def cast(self) -> None:
+    def add_nodes(self) -> None:
         for name in reversed(self.ring.names):
             self.world.add(name, partial(RingNode, name, self.ring.names), self.ring.calls(name))
 

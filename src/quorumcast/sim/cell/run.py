@@ -97,7 +97,7 @@ class CellRun(Run[CellPlan, CellWorld]):
             for flaw in examine_subscriptions(self._rng):
                 self.world.facts.violate("Named subscriptions", flaw)
 
-    def cast(self) -> None:
+    def add_nodes(self) -> None:
         plan, world = self.plan, self.world
         world.add_brokers()
         for publisher in plan.publishers:
@@ -122,11 +122,11 @@ class CellRun(Run[CellPlan, CellWorld]):
                 for channel in plan.channels:
                     if may_publish(self.world.cell.manifest, publisher, channel.name):
                         act = Act(0, "submit", publisher, channel.name, plan.finale)
-                        self.later(delay_ms, act)
+                        self.schedule(delay_ms, act)
         for subscriber in plan.subscribers:
             for channel in plan.channels:
                 act = Act(0, "prove", subscriber, channel.name)
-                self.later(400, act)
+                self.schedule(400, act)
 
     # ------------------------------------------------------------- acts
 

@@ -2,7 +2,7 @@
 
 In the *safety phase* the plan's faults and acts happen. At `calm_at_ms` the network becomes
 reliable and every recoverable node is restarted. In the *liveness phase* the promises get a bounded
-time to come true. A system defines its nodes (`cast`), its own acts (`act`), its last submissions
+time to come true. A system defines its nodes (`add_nodes`), its own acts (`act`), its last acts
 (`finale`) and its promises.
 """
 
@@ -17,11 +17,11 @@ from quorumcast.sim.kernel.plan import Act, Corruption, Outcome, Plan
 from quorumcast.sim.kernel.world import World
 
 #: Interval at which promises and sizes are checked.
-LOOK_MS = 60
+CHECK_MS = 60
 #: Duration of the finale, before promises are first checked.
 FINALE_MS = 450
 #: Longest liveness phase, in multiples of the plan's patience, however much progress there is.
-MAX_PATIENCES = 6
+MAX_WAITS = 6
 
 Planned = TypeVar("Planned", bound=Plan)
 Place = TypeVar("Place", bound=World[Any])
@@ -42,7 +42,7 @@ class Run(Generic[Planned, Place]):
     def prepare(self) -> None:
         """Set up the world before nodes are added."""
 
-    def cast(self) -> None:
+    def add_nodes(self) -> None:
         """Add every node that takes part from the start."""
         raise NotImplementedError
 
@@ -86,33 +86,33 @@ class Run(Generic[Planned, Place]):
     def perform(self) -> Outcome:
         """Carry out the plan and return its outcome."""
         try:
-            self._play()
+            self._execute()
         except Exception as error:  # any exception is a finding, and its seed is worth reporting
             failure = f"a machine failed: {type(error).__name__}: {error}"
             self.world.facts.violate("Robustness", failure)
         return self._outcome()
 
-    def _play(self) -> None:
+    def _execute(self) -> None:
         self.prepare()
         # Checkers know the faulty nodes from the start: promises are made to the others.
         for node, how in self.plan.doomed:
             self.world.adversary.declare(node, how)
         for corruption in self.plan.corruptions:
             self.world.adversary.declare(corruption.node, corruption.fault)
-        self.cast()
+        self.add_nodes()
         for corruption in self.plan.corruptions:
             self.world.scheduler.after(corruption.at_ms, partial(self._corrupt, corruption))
         for act in self.plan.acts:
-            self.later(act.at_ms, act)
+            self.schedule(act.at_ms, act)
         self._pass_time(self.plan.calm_at_ms)
         self._calm_down()
         promises = self.promises()
         self.finale()
-        self._await(promises)
+        self._await_promises(promises)
         for checker in self.world.checkers:
             checker.at_end(self.world.facts)
 
-    def later(self, after_ms: int, act: Act) -> None:
+    def schedule(self, after_ms: int, act: Act) -> None:
         """Schedule an act."""
         self.world.scheduler.after(after_ms, partial(self.act, act))
 
@@ -132,14 +132,14 @@ class Run(Generic[Planned, Place]):
         scheduler = self.world.scheduler
         while scheduler.now < until and not self.world.facts.violations:
             scheduler.run_until(
-                min(scheduler.now + LOOK_MS, until), self.plan.max_steps - scheduler.steps
+                min(scheduler.now + CHECK_MS, until), self.plan.max_steps - scheduler.steps
             )
-            self._look()
+            self._check_bounds()
 
-    def _look(self) -> None:
+    def _check_bounds(self) -> None:
         steps = self.world.scheduler.steps
         if steps >= self.plan.max_steps:
-            self.world.facts.violate("Boundedness", f"still chattering after {steps} steps")
+            self.world.facts.violate("Boundedness", f"messages still flow after {steps} steps")
         for name, node in self.world.nodes.items():
             if node.up and self.world.adversary.is_correct(name):
                 self._boundedness.check(self.world.facts, name, node.machine)
@@ -153,9 +153,9 @@ class Run(Generic[Planned, Place]):
                 self.world.adversary.restart(name)
         self.world.facts.calm = True
 
-    def _await(self, promises: Sequence[Promise[Any]]) -> None:
+    def _await_promises(self, promises: Sequence[Promise[Any]]) -> None:
         scheduler, facts = self.world.scheduler, self.world.facts
-        latest = scheduler.now + MAX_PATIENCES * self.plan.patience_ms
+        latest = scheduler.now + MAX_WAITS * self.plan.patience_ms
         deadline, progress = scheduler.now + self.plan.patience_ms, 0
         self._pass_time(scheduler.now + FINALE_MS)
         name, missing = "", None
@@ -169,7 +169,7 @@ class Run(Generic[Planned, Place]):
                 deadline = min(scheduler.now + self.plan.patience_ms, latest)
             if missing is None or scheduler.now >= deadline:
                 break
-            self._pass_time(scheduler.now + LOOK_MS)
+            self._pass_time(scheduler.now + CHECK_MS)
         if missing is not None:
             facts.violate(name, f"after {scheduler.now} ms: {missing}")
 
