@@ -95,7 +95,7 @@ def test_offer_of_its_publisher_is_held() -> None:
     desk = Desk()
     held = desk.add(1, b"a", b"b", now=7)
     assert isinstance(held, WaitingOffer)
-    assert (held.last, held.arrived, held.item) == (2, 7, item(1, b"a", b"b"))
+    assert (held.last, held.arrived, held.offer.item) == (2, 7, item(1, b"a", b"b"))
     assert desk.offers.holds(item(1, b"a", b"b"))
     assert not desk.offers.holds(item(1, b"a", b"x"))
     assert desk.offers.find(STREAM, 1) is held

@@ -2,6 +2,5 @@
 
 Broker side: `authenticated` (also carries the direct rows of the policy table), `bracha`, `chain`,
 `history`. Publisher side: `sender`, `chain_sender`. Subscriber side: `acceptance`. All of them
-speak of *runs* and none of them knows who subscribes; `quorumcast.cell` composes them by channel
-policy.
+handle *runs*, and none knows the subscribers; `quorumcast.cell` composes them by channel policy.
 """

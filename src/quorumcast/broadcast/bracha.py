@@ -34,7 +34,6 @@ from quorumcast.broadcast.contract import (
     check_run,
     dropped,
 )
-from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.broadcast.sender import RUNS_UNDER_WAY
 from quorumcast.core.ids import Digest, Lane, Millis, NodeId, Stream
@@ -108,10 +107,8 @@ class Bracha(Carrier):
         "_vouched",
     )
 
-    def __init__(self, stream: Stream, around: CarrierContext) -> None:
-        super().__init__(stream, around)
-        #: Numbers below ledger.next belong to runs that we are ready for, in order.
-        self.ledger = Ledger(around.policy.limits)
+    def __init__(self, stream: Stream, context: CarrierContext) -> None:
+        super().__init__(stream, context)
         self.ledger.wait_for_settling()
         #: Runs not delivered yet, by first number; all lie within the window above ledger.next,
         #: or are vouched for and wait for enough readies.

@@ -68,9 +68,9 @@ class Chain(Forwarder):
 
     __slots__ = ("_readers", "_vouchers")
 
-    def __init__(self, stream: Stream, around: CarrierContext) -> None:
-        super().__init__(stream, around)
-        self._readers = around.readers
+    def __init__(self, stream: Stream, context: CarrierContext) -> None:
+        super().__init__(stream, context)
+        self._readers = context.readers
         #: MACs that came with the newest run, for the subscribers; the last broker passes them on.
         self._vouchers: tuple[Voucher, ...] = ()
 

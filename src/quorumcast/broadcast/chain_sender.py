@@ -31,9 +31,9 @@ class ChainSender(FanOutSender):
         "_blamed",
         "_changes",
         "_missed",
-        "_order",
         "_points",
         "_stalls",
+        "order",
     )
 
     def __init__(
@@ -51,20 +51,15 @@ class ChainSender(FanOutSender):
         #: How often the chain was changed.
         self._changes = 0
         #: The chain in use.
-        self._order = pool[: view.quorums.chain_length]
+        self.order = pool[: view.quorums.chain_length]
         #: How far each of its members was when it was chosen.
-        self._began = dict.fromkeys(self._order, 0)
+        self._began = dict.fromkeys(self.order, 0)
         #: What subscribers were said to have missed when the chain was last changed for it.
         self._missed = 0
         #: Ticks without progress on this chain.
         self._stalls = 0
         #: Highest number acknowledged by the whole chain at the last tick.
         self._blamed = 0
-
-    @property
-    def order(self) -> tuple[NodeId, ...]:
-        """The chain in use."""
-        return self._order
 
     @property
     def oldest(self) -> int:
@@ -80,35 +75,35 @@ class ChainSender(FanOutSender):
     def reach(self) -> int:
         # A head that gives no credit keeps what is to be repeated from being sent again; but what
         # the whole chain has acknowledged was sent.
-        return max(self._progress[self._order[0]].sent - 1, self._acknowledged)
+        return max(self._progress[self.order[0]].sent - 1, self.acknowledged)
 
     @property
     def unfinished(self) -> bool:
-        return self._acknowledged < self.next - 1
+        return self.acknowledged < self.next - 1
 
     def _send_new(self, run: PendingRun) -> list[Effect]:
-        head = self._progress[self._order[0]]
+        head = self._progress[self.order[0]]
         if head.connected and head.sent == run.first and self._chain_credit() >= run.last:
             head.sent = run.last + 1
-            return [Send((self._order[0],), self._message(run), run.bodies)]
+            return [Send((self.order[0],), self._message(run), run.bodies)]
         return []
 
     def _chain_credit(self) -> int:
-        return min(self._progress[broker].credit for broker in self._order)
+        return min(self._progress[broker].credit for broker in self.order)
 
     def _message(self, run: PendingRun) -> Message:
         vouchers = tuple(
             Voucher(
                 self._view.me,
                 reader,
-                self._view.keyring.vouch(reader, self.stream, run.first, run.digests, self._order),
+                self._view.keyring.vouch(reader, self.stream, run.first, run.digests, self.order),
             )
-            for reader in self._order[: self._view.quorums.chain_reach]
+            for reader in self.order[: self._view.quorums.chain_reach]
         )
-        return ChainRun(self.stream, run.first, run.digests, self._order, vouchers)
+        return ChainRun(self.stream, run.first, run.digests, self.order, vouchers)
 
     def _pump(self, broker: NodeId, progress: BrokerProgress, burst: int) -> list[Effect]:
-        head = self._progress[self._order[0]]
+        head = self._progress[self.order[0]]
         credit = self._chain_credit()
         effects: list[Effect] = []
         repeated = 0
@@ -116,28 +111,28 @@ class ChainSender(FanOutSender):
             run = self._runs.get(head.sent)
             if run is None or run.last > credit or repeated > REPEAT_BYTES:
                 break
-            effects.append(Send((self._order[0],), self._message(run), run.bodies))
+            effects.append(Send((self.order[0],), self._message(run), run.bodies))
             if head.sent < head.again:
                 repeated += run.size
             head.sent = run.last + 1
         return effects
 
     def _burst(self, progress: BrokerProgress) -> int:
-        head = self._progress[self._order[0]]
+        head = self._progress[self.order[0]]
         if head.sent >= head.again:
             return len(self._runs)
-        done = min(self._progress[broker].acked for broker in self._order)
+        done = min(self._progress[broker].acked for broker in self.order)
         return REPEAT_BURST if done + 1 >= head.sent else 0
 
     def _held_by_enough(self) -> int:
-        chain = min(self._progress[broker].acked for broker in self._order)
+        chain = min(self._progress[broker].acked for broker in self.order)
         return max(chain, self._settled_by_enough())
 
     def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
         effects = super().on_ack(broker, ack)
         if self.missed > self._missed:
             self._missed = self.missed
-            effects += self._change_chain(self._order[-self._view.quorums.chain_reach :])
+            effects += self._change_chain(self.order[-self._view.quorums.chain_reach :])
         return effects
 
     def tick(self) -> list[Effect]:
@@ -145,7 +140,7 @@ class ChainSender(FanOutSender):
         for broker, progress in self._progress.items():
             if progress.connected and progress.credit == 0:
                 effects.append(Send((broker,), self._introduction(broker)))
-        done = min(self._progress[broker].acked for broker in self._order)
+        done = min(self._progress[broker].acked for broker in self.order)
         if done >= self.next - 1 or done != self._blamed:
             self._blamed = done
             self._stalls = 0
@@ -164,7 +159,7 @@ class ChainSender(FanOutSender):
         got lost; none where that cannot be said.
         """
         done = self._blamed
-        members = {broker: self._progress[broker] for broker in self._order}
+        members = {broker: self._progress[broker] for broker in self.order}
         for broker, progress in members.items():
             if not progress.connected:
                 return (broker,), ()
@@ -175,8 +170,8 @@ class ChainSender(FanOutSender):
             return (short, ()) if len(short) < self._view.quorums.one_correct else ((), ())
         for place, (_, progress) in enumerate(members.items()):
             if progress.acked <= done:
-                return self._order[max(0, place - 1) : place + 1], self._culprits(place)
-        return self._order[-1:], ()
+                return self.order[max(0, place - 1) : place + 1], self._culprits(place)
+        return self.order[-1:], ()
 
     def _culprits(self, stuck: int) -> tuple[NodeId, ...]:
         """Brokers that may keep something from the broker at a place, and that broker itself.
@@ -186,11 +181,11 @@ class ChainSender(FanOutSender):
         """
         since = [
             place
-            for place, broker in enumerate(self._order[:stuck])
+            for place, broker in enumerate(self.order[:stuck])
             if self._progress[broker].acked > self._began[broker]
         ]
         first = since[-1] if since and self._histories is None else 0
-        return self._order[first : stuck + 1]
+        return self.order[first : stuck + 1]
 
     def _change_chain(
         self, suspects: tuple[NodeId, ...], among: tuple[NodeId, ...] = ()
@@ -198,7 +193,7 @@ class ChainSender(FanOutSender):
         for broker in suspects:
             self._points[broker] += 1
         # The f with most points stand aside; of equals the one further down the present chain.
-        rank = {broker: place for place, broker in enumerate(self._order)}
+        rank = {broker: place for place, broker in enumerate(self.order)}
         standing = sorted(self._points, key=lambda b: (self._points[b], rank.get(b, -1)))
         chosen = standing[: self._view.quorums.chain_length]
         self._changes += 1
@@ -207,7 +202,7 @@ class ChainSender(FanOutSender):
             Suspect(broker, Suspicion.BROKEN_CHAIN, self.stream, self._blamed + 1, among)
             for broker in suspects
         ]
-        self._order = order
+        self.order = order
         self._began = {broker: self._progress[broker].acked for broker in order}
         return effects + self._restart()
 
@@ -223,17 +218,17 @@ class ChainSender(FanOutSender):
 
     def _restart(self) -> list[Effect]:
         """Send again whatever the whole chain has not acknowledged."""
-        head = self._progress[self._order[0]]
-        slowest = min((self._progress[b] for b in self._order), key=lambda p: p.acked)
+        head = self._progress[self.order[0]]
+        slowest = min((self._progress[b] for b in self.order), key=lambda p: p.acked)
         furthest = max(p.sent for p in self._progress.values())
         self._rewind(slowest)
         head.sent = slowest.sent
         head.again = max(head.again, furthest)
         # A broker new to the chain starts where our buffer does.
-        behind = [b for b in self._order if self._progress[b].acked + 1 < self.base]
-        sent = self._pump(self._order[0], head, REPEAT_BURST)
+        behind = [b for b in self.order if self._progress[b].acked + 1 < self.base]
+        sent = self._pump(self.order[0], head, REPEAT_BURST)
         if not sent and not behind:
             # A broker gives no credit, or the Ack that gave it was lost: ask all of them.
-            behind = list(self._order)
+            behind = list(self.order)
         effects: list[Effect] = [Send((b,), self._introduction(b)) for b in behind]
         return effects + sent

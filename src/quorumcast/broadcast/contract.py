@@ -58,14 +58,17 @@ class Carrier(ABC):
 
     __slots__ = ("_policy", "_view", "ledger", "stream")
 
-    ledger: Ledger
     #: The id of the log that the numbers are positions of; b"" if it is no log.
     log_id: bytes = b""
 
-    def __init__(self, stream: Stream, around: CarrierContext) -> None:
+    def __init__(
+        self, stream: Stream, context: CarrierContext, ledger: Ledger | None = None
+    ) -> None:
         self.stream = stream
-        self._view = around.view
-        self._policy = around.policy
+        #: What this carrier vouches for: one digest per number below ledger.next.
+        self.ledger = Ledger(context.policy.limits) if ledger is None else ledger
+        self._view = context.view
+        self._policy = context.policy
 
     @abstractmethod
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
@@ -215,11 +218,6 @@ class Forwarder(Carrier):
     """
 
     __slots__ = ()
-
-    def __init__(self, stream: Stream, around: CarrierContext) -> None:
-        super().__init__(stream, around)
-        #: Every number below ledger.next was forwarded, with exactly one digest.
-        self.ledger = Ledger(around.policy.limits)
 
     @property
     def credit(self) -> int:

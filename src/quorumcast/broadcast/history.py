@@ -85,11 +85,10 @@ class History(Carrier):
         "_waiting",
     )
 
-    def __init__(self, stream: Stream, around: CarrierContext, fast: Carrier) -> None:
-        super().__init__(stream, around)
+    def __init__(self, stream: Stream, context: CarrierContext, fast: Carrier) -> None:
+        super().__init__(stream, context, fast.ledger)
         self._fast = fast
-        self._bracha = Bracha(stream.history, around)
-        self.ledger = fast.ledger
+        self._bracha = Bracha(stream.history, context)
         self.ledger.wait_for_settling()
         #: Histories not echoed yet because publications are lacking, by index; at most WAITING.
         self._waiting: dict[int, tuple[Receive, HistoryStatement]] = {}

@@ -56,7 +56,6 @@ class Ledger:
         "_marks",
         "_orders",
         "_times",
-        "_unsettled_bytes",
         "base",
         "floor",
         "next",
@@ -65,6 +64,7 @@ class Ledger:
         "settles",
         "start",
         "unrepeated",
+        "unsettled_bytes",
     )
 
     def __init__(self, limits: Limits, base: int = 1) -> None:
@@ -79,7 +79,7 @@ class Ledger:
         self._orders: dict[int, Order] = {}
         #: Sum of the sizes of all bodies, and of those beyond `settled`.
         self._bytes = 0
-        self._unsettled_bytes = 0
+        self.unsettled_bytes = 0
         #: Noted when somebody asks for a time; a block goes with the last of its numbers.
         self._times = Times()
         #: How far the ledger was at a time: what lies before is at least as old. At most AGES + 1.
@@ -118,17 +118,12 @@ class Ledger:
     @property
     def kept_bytes(self) -> int:
         """Bytes of contents held that are settled."""
-        return self._bytes - self._unsettled_bytes
+        return self._bytes - self.unsettled_bytes
 
     @property
     def unsettled(self) -> int:
         """How many publications are held that are not settled."""
         return len(self._digests) - self.kept
-
-    @property
-    def unsettled_bytes(self) -> int:
-        """Bytes of contents held that are not settled."""
-        return self._unsettled_bytes
 
     @property
     def exhausted(self) -> bool:
@@ -203,7 +198,7 @@ class Ledger:
             self._orders.update(dict.fromkeys(numbers, order))
         self.next += count
         self._bytes += size
-        self._unsettled_bytes += size - settled_bytes
+        self.unsettled_bytes += size - settled_bytes
         quota.add(settled, settled_bytes, count - settled, size - settled_bytes)
 
     def _settled_among(self, numbers: range) -> int:
@@ -245,7 +240,7 @@ class Ledger:
         if first == self.base:
             quota.stock(self._incarnation)
         size = sum(map(len, map(self._bodies.__getitem__, numbers)))
-        self._unsettled_bytes -= size
+        self.unsettled_bytes -= size
         quota.settle(len(numbers), size)
 
     def cut(self, upto: int) -> None:
@@ -286,7 +281,7 @@ class Ledger:
             if number <= self.settled:
                 self.quota.held_bytes += more
             else:
-                self._unsettled_bytes += more
+                self.unsettled_bytes += more
                 self.quota.unsettled_bytes += more
 
     def begin_at(self, number: int) -> None:
@@ -318,7 +313,7 @@ class Ledger:
             self._bodies.clear()
             self._orders.clear()
             self._times.clear()
-            self._bytes = self._unsettled_bytes = 0
+            self._bytes = self.unsettled_bytes = 0
             self.base = self.next = number
 
     def since(self, search: Search, *, labelled: bool) -> int:
@@ -365,7 +360,7 @@ class Ledger:
         settled = self._settled_among(numbers)
         size, settled_bytes = sum(sizes), sum(sizes[:settled])
         self._bytes -= size
-        self._unsettled_bytes -= size - settled_bytes
+        self.unsettled_bytes -= size - settled_bytes
         self.quota.remove(settled, settled_bytes, len(sizes) - settled, size - settled_bytes)
 
 

@@ -84,7 +84,6 @@ class FanOutSender:
     """Every run to every broker."""
 
     __slots__ = (
-        "_acknowledged",
         "_histories",
         "_limits",
         "_most_flying",
@@ -95,6 +94,7 @@ class FanOutSender:
         "_runs",
         "_settles",
         "_view",
+        "acknowledged",
         "next",
         "stream",
     )
@@ -121,8 +121,8 @@ class FanOutSender:
         #: Bytes of bodies in _runs.
         self._pending_bytes = 0
         self._progress = {broker: BrokerProgress() for broker in view.brokers}
-        #: Every number up to this one was reported as acknowledged.
-        self._acknowledged = 0
+        #: Every number up to this one is held by enough brokers, and was reported so.
+        self.acknowledged = 0
         #: The number of the next publication.
         self.next = 1
 
@@ -154,11 +154,6 @@ class FanOutSender:
         return progress.settled if self._settles else progress.acked
 
     @property
-    def acknowledged(self) -> int:
-        """Every number up to this one is held by enough brokers."""
-        return self._acknowledged
-
-    @property
     def missed(self) -> int:
         """How many publications subscribers missed; f+1 brokers say so, one of them correct."""
         told = (progress.missed for progress in self._progress.values())
@@ -177,7 +172,7 @@ class FanOutSender:
         if self._pending_bytes >= self._limits.publisher_bytes:
             return 0
         # What is acknowledged and not settled stays as well, and a broker may lie about that.
-        return max(0, min(most - (self.next - 1 - self._acknowledged), 2 * most - self._span))
+        return max(0, min(most - (self.next - 1 - self.acknowledged), 2 * most - self._span))
 
     @property
     def _span(self) -> int:
@@ -337,15 +332,15 @@ class FanOutSender:
     def _advance(self, *, relieved: bool = True) -> list[Effect]:
         """Say what enough brokers hold; runs may go if it has grown, or what they have settled."""
         upto = self._held_by_enough()
-        news = upto > self._acknowledged
+        news = upto > self.acknowledged
         if not (news or relieved):
             return []
         had_room = self.room > 0
-        self._acknowledged = max(upto, self._acknowledged)
+        self.acknowledged = max(upto, self.acknowledged)
         self._forget()
         if not had_room and self.room > 0:
             news = True  # a client that waits for room waits for an acknowledgement
-        return [Acknowledged(self.stream, self._acknowledged)] if news else []
+        return [Acknowledged(self.stream, self.acknowledged)] if news else []
 
     def _forget(self) -> None:
         """Runs that enough brokers hold stay for the slow ones as long as there is room.
@@ -355,7 +350,7 @@ class FanOutSender:
         """
         kept = self._limits.publisher_buffer // 2
         done = sorted(map(self._kept, self._progress.values()), reverse=True)
-        enough, everywhere = min(self._acknowledged, done[self._quorum - 1]), done[-1]
+        enough, everywhere = min(self.acknowledged, done[self._quorum - 1]), done[-1]
         done_with: list[int] = []
         for first, run in self._runs.items():
             spare = (

@@ -352,7 +352,8 @@ class Checkpoints:
         wanted, self._wanted = self._wanted, False
         newest = max(self._catch_up.offered(), default=0)
         if wanted and newest < self._execution.executed:
-            self._catch_up.spare = self._execution.present()
+            image = self._execution.state.image()
+            self._catch_up.spare = StateImage(self._execution.executed, image)
 
     def announce(self, standing: Standing) -> list[Effect]:
         """Tell the others of the newest checkpoint."""

@@ -324,10 +324,6 @@ class Execution:
 
     # ------------------------------------------------------------ checkpoints
 
-    def present(self) -> StateImage:
-        """The state right now, ready to be compared and handed out."""
-        return StateImage(self.executed, self.state.image())
-
     def checkpoint(self) -> tuple[StateImage, list[Effect]]:
         """The state right now, and what is to be written for it."""
         image = self.state.image()

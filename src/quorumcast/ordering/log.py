@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch, answer_pull, dropped
-from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Cursor, Pull
 from quorumcast.core.ids import Millis, Stream, split_digests
 from quorumcast.core.machine import Bodies, DropReason, Effect, Forget, Receive, TimerFired
@@ -29,9 +28,8 @@ class OrderedLog(Carrier):
     #: needs the contents, whatever their age.
     spare: int
 
-    def __init__(self, stream: Stream, around: CarrierContext) -> None:
-        super().__init__(stream, around)
-        self.ledger = Ledger(around.policy.limits)
+    def __init__(self, stream: Stream, context: CarrierContext) -> None:
+        super().__init__(stream, context)
         #: The runs that the ledger holds at least a part of, in order.
         self._extents: deque[Extent] = deque()
         #: The offers that they are parts of, for brokers that lack them.

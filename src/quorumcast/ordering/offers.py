@@ -85,11 +85,6 @@ class WaitingOffer:
         """The number of its last publication."""
         return self.offer.first + len(self.bodies) - 1
 
-    @property
-    def item(self) -> Item:
-        """Its name in a batch."""
-        return self.offer.item
-
 
 class Queue:
     """What waits of one stream."""
@@ -97,7 +92,7 @@ class Queue:
     __slots__ = ("bytes", "introducer", "proposed", "runs", "served")
 
     def __init__(self, served: int, introducer: NodeId) -> None:
-        #: Who first spoke of the stream.
+        #: The node that sent the first offer of the stream.
         self.introducer = introducer
         #: Runs by first number; all end beyond `served`, within the window.
         self.runs: dict[int, WaitingOffer] = {}
@@ -209,7 +204,7 @@ class Offers:
         return held
 
     def _crowded(self, sender: NodeId, stream: Stream) -> bool:
-        """Whether this sender has spoken of as many incarnations of the publisher as it may.
+        """Whether this sender has introduced as many incarnations of the publisher as it may.
 
         Counted by sender: a publisher that tells every broker of other streams must not keep a
         leader from hearing of those that brokers pass on to it.
@@ -363,7 +358,7 @@ class Offers:
         """What was kept only because a proposal named it goes, unless one still does."""
         for stream, queue in list(self._queues.items()):
             for first, held in list(queue.runs.items()):
-                if held.named and held.item not in under_way:
+                if held.named and held.offer.item not in under_way:
                     self._drop(queue, first)
                     self.dropped.append((stream, first))
             self._tidy(stream)
@@ -384,7 +379,7 @@ class Offers:
             if len(batch) >= most or room <= 0 or space <= 0:
                 break
             taken = self._take(stream, share, min(runs, most - len(batch)), space // streams)
-            batch += [held.item for held in taken]
+            batch += [held.offer.item for held in taken]
             room -= sum(len(held.bodies) for held in taken)
             space -= sum(held.size for held in taken)
             if stream in self._queues:

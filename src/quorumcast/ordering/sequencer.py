@@ -123,7 +123,7 @@ class Sequencer:
         self._seen = 0
 
     def _assemble(self, quorums: OrderQuorums) -> None:
-        """Everything that depends on who the brokers are, around what has been executed."""
+        """Make all parts that depend on the brokers of the epoch; what was executed stays."""
         context, execution = self._context, self._execution
         durable, window, checkpoint = self._terms
         consensus = self._consensus = Consensus(
@@ -339,15 +339,11 @@ class Sequencer:
             or max(consensus.slots, default=0) > self._execution.executed
         )
 
-    # --------------------------------------------------------------- consensus
-
     def _on_propose(self, sender: NodeId, message: Propose) -> list[Effect]:
         if not self._intake.may_propose(message):
             return [Drop(DropReason.NO_RIGHT, sender)]
         effects = self._consensus.on_propose(sender, message)
         return effects + self._fetching.on_proposed(sender, message.batch)
-
-    # --------------------------------------------------------------- executing
 
     def _execute(self, now: Millis) -> list[Effect]:
         execution = self._execution
@@ -364,8 +360,6 @@ class Sequencer:
             if self._checkpoints.maybe_make():
                 effects += self._checkpoints.announce(self.standing())
         return effects
-
-    # ------------------------------------------------------------ being late
 
     def _on_standing(self, sender: NodeId, message: Standing, now: Millis) -> list[Effect]:
         self.catch_up.standings[sender] = message
