@@ -307,9 +307,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
 
     def sound(self, plan: BenchPlan) -> bool:
         """Whether the cell kept what it promises under this plan."""
-        if self.duplicated or self.altered or self.disordered:
-            return False
-        return self.lost == 0 or not plan.promises_delivery()
+        wrong = self.duplicated or self.altered or self.disordered
+        return not wrong and (self.lost == 0 or not plan.promises_delivery())
 
 
 def totals(reports: Iterable[object], *counters: str) -> dict[str, Any]:

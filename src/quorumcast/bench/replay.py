@@ -130,9 +130,8 @@ class ReplayReport(msgspec.Struct, kw_only=True):
 
     def sound(self, plan: ReplayPlan) -> bool:
         """Whether the cell kept what it promises under this plan."""
-        if self.duplicated or self.altered or self.disordered:
-            return False
-        return self.lost == 0 or not plan.cell.promises_delivery()
+        wrong = self.duplicated or self.altered or self.disordered
+        return not wrong and (self.lost == 0 or not plan.cell.promises_delivery())
 
 
 class ReplayRun:

@@ -312,11 +312,8 @@ class LogPositions:
         return self._positions.get(str(file))
 
     def keep(self, file: Path, position: LogPosition) -> None:
-        """Save a position atomically.
-
-        Each followed file saves from a thread of its own. The lock ensures that the last write
-        holds all positions.
-        """
+        """Save a position atomically."""
+        # Each followed file has a thread of its own; the last write must hold all positions.
         with self._lock:
             self._positions[str(file)] = position
             self.path.parent.mkdir(parents=True, exist_ok=True)

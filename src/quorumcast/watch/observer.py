@@ -287,9 +287,8 @@ class Observer:
 
     def _on_statement(self, sender: NodeId, signed: Signed) -> None:
         statement = parse_statement(signed.payload)
-        if not isinstance(statement, SegmentStatement) or statement.broker != sender:
-            return
-        self._keep("statement", sender, msgspec.json.encode(signed))
+        if isinstance(statement, SegmentStatement) and statement.broker == sender:
+            self._keep("statement", sender, msgspec.json.encode(signed))
 
     def _on_histories(self, stream: Stream, bodies: tuple[bytes, ...]) -> None:
         for body in bodies:

@@ -143,11 +143,7 @@ class OrderingWatch:
                     self._keep(version)
 
     def _check_signature(self, sender: NodeId, offer: Offer, now: Millis) -> None:
-        """Verify a sample of a publisher's signatures.
-
-        Brokers need not verify offers that came from the publisher itself, so a false signature
-        would go unnoticed. A sample is enough to find a publisher that sends false ones.
-        """
+        """Verify a sample of the offers that publishers send themselves: brokers need not."""
         if offer.signature and self._may_verify(sender, now):
             kind = Kind.CAME if self._holds(self._signed(offer)) else Kind.CONTRADICTS
             self._notes.add(now, kind, sender, "signature", "Offer", offer.stream, offer.first)

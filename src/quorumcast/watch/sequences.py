@@ -70,11 +70,7 @@ class Sequences:
     def on_empty_proposal(
         self, now: Millis, peer: NodeId, log: Stream, message: Propose, left_open: int
     ) -> None:
-        """A leader proposes an empty batch.
-
-        A new leader fills the instances that its predecessors `left_open` in this way. A leader
-        that has nothing to propose waits otherwise.
-        """
+        """A leader proposes an empty batch: only to fill what its predecessors `left_open`."""
         regency, instance = message.regency, message.instance
         empty = self._hollow.get((peer, log))
         if empty is None or empty.regency != regency:

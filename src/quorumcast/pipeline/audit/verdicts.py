@@ -7,9 +7,9 @@
   score is the share of explanations, below 1.
 - *Measured*: the node was later than the others. This is no accusation.
 
-A firm charge is a deed that the protocol forbids: a node of its clause is faulty. A charge of
-omission counts only if more nodes make it than may lie in any case, so that a network fault seen by
-one observer names nobody. The accusations of a node that is found faulty do not count.
+A firm charge is a deed that the protocol forbids. A charge of omission counts only if more nodes
+make it than may lie in any case, so that a network fault at one observer names nobody. The
+accusations of a node that is found faulty do not count.
 """
 
 from __future__ import annotations

@@ -49,11 +49,7 @@ def words(cell: CellParameters) -> list[str]:
         found.append(f"α={cell.alpha}")
     if cell.brokers is not None:
         found.append(f"n={cell.brokers}")
-    counts = {
-        "publishers": cell.publishers,
-        "subscribers": cell.subscribers,
-        "channels": cell.channels,
-    }
+    counts = {name: getattr(cell, name) for name in ("publishers", "subscribers", "channels")}
     found += [f"{count} {name}" for name, count in counts.items() if count not in (None, 1)]
     if cell.batch not in (None, 1):
         found.append(f"batches of {cell.batch}" if cell.batch else "natural batches")

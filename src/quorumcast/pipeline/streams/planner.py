@@ -42,6 +42,8 @@ class OffsetPlanner:
         #: The last result of `ends`, and the ends that brokers reported then.
         self.last_ends: Positions | None = None
         self._reported_ends: Positions = {}
+        #: Most events and bytes of a micro-batch; 0 is no limit.
+        self._limits = (options.max_events, options.max_bytes)
         #: Mean events and bytes of a publication, by channel.
         self._means: dict[str, tuple[float, float]] = {}
 
@@ -209,7 +211,7 @@ class OffsetPlanner:
         for name, publications in open_.items():
             self._sample(name, start[name], publications)
         share = 1.0
-        for index, most in enumerate((self._options.max_events, self._options.max_bytes)):
+        for index, most in enumerate(self._limits):
             expected = sum(count * self._means[name][index] for name, count in open_.items())
             if most and expected > most:
                 share = min(share, most / expected)
@@ -220,15 +222,8 @@ class OffsetPlanner:
         """Estimate the size of the publications from `first` on."""
         window = min(publications, FIRST_WINDOW)
         if name in self._means:
-            events, size = self._means[name]
-            wanted = [
-                2 * most / mean
-                for most, mean in (
-                    (self._options.max_events, events),
-                    (self._options.max_bytes, size),
-                )
-                if most
-            ]
+            means = zip(self._limits, self._means[name], strict=True)
+            wanted = [2 * most / mean for most, mean in means if most]
             window = min(publications, max(1, int(min(wanted))))
         step = max(1, window // SAMPLES)
         sample = list(range(first, first + window, step))[:SAMPLES]

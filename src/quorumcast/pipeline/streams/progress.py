@@ -20,10 +20,7 @@ METRICS = "quorumcast"
 
 
 def lag(progress: StreamingQueryProgress | None) -> dict[str, int]:
-    """Return how many positions the query lags behind each channel.
-
-    The result is empty for a query without progress.
-    """
+    """Return how many positions the query lags behind each channel; {} without progress."""
     behind: dict[str, int] = {}
     for source in progress.sources if progress is not None else ():
         end, latest = _positions(source.endOffset), _positions(source.latestOffset)
