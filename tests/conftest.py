@@ -1,4 +1,4 @@
-"""Shared by all tests: how Hypothesis draws, `--rewrite` for golden scripts, and who runs where.
+"""Settings of all tests: Hypothesis, `--rewrite` for golden scripts, units of work for workers.
 
 The default profile draws the same examples on every run, so a red build stays red.
 `HYPOTHESIS_PROFILE=explore` looks for new ones.
@@ -10,24 +10,26 @@ import signal
 import pytest
 from hypothesis import settings
 from tests.support import ports
+from tests.support.scheduling import UnitScheduling, start_rank
 from tests.support.signatures import CachingPublicKey
-from tests.support.together import Together, turn
 from xdist.remote import Producer
 
 from quorumcast.crypto import identity
 from quorumcast.testing import bed
 
 
-def _heed_signals() -> None:
-    """Tests send signals to processes that inherit ours; started by `nohup` or in the background,
-    they would be deaf to some."""
+def _restore_signals() -> None:
+    """Processes that tests start inherit ignored signals, and tests send them SIGINT and SIGHUP.
+
+    `nohup` and shells that start pytest in the background ignore one of the two.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-_heed_signals()
+_restore_signals()
 
 
 bed._PORTS = ports.SINGLE
@@ -45,12 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=turn)
+    items.sort(key=start_rank)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
-    if config.getoption("dist") != "load":  # the default; whoever names another one wants that
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> UnitScheduling | None:
+    if config.getoption("dist") != "load":  # the default; an explicit --dist is respected
         return None
-    config.option.loadscopereorder = False  # the order is ours
-    return Together(config, log)
+    config.option.loadscopereorder = False  # keep the order of start_rank
+    return UnitScheduling(config, log)

@@ -58,7 +58,7 @@ def test_box_cut_parts_keep_votes_bodies_and_decision() -> None:
     assert sum(part.size for part in parts) == span.size == 3
 
 
-def test_boxes_region_cuts_what_sticks_out_and_fills_holes_with_one_box() -> None:
+def test_region_splits_ranges_at_its_ends_and_fills_each_gap_with_one_range() -> None:
     ranges = VoteRanges()
     ranges.add(box_of(1, "a", "b", "c"))
     ranges.add(box_of(8, "h", "i", "j"))
@@ -70,12 +70,12 @@ def test_boxes_region_cuts_what_sticks_out_and_fills_holes_with_one_box() -> Non
     assert ranges.top == 10
 
 
-def test_boxes_region_without_creating_leaves_holes() -> None:
+def test_region_without_creating_leaves_gaps() -> None:
     ranges = VoteRanges()
     ranges.add(box_of(3, "c"))
     assert [span.first for span in ranges.region(1, 10, create=False)] == [3]
     assert [span.first for span in ranges.all()] == [3]
 
 
-def test_part_of_a_run_is_what_it_says_of_the_box() -> None:
+def test_part_of_a_run_holds_the_digests_of_the_range() -> None:
     assert part_of(VoteRange(6, 2), 5, digests("a", "b", "c", "d")) == digests("b", "c")

@@ -100,7 +100,7 @@ def test_word_on_another_manifest_of_the_present_epoch_does_not_count() -> None:
     assert hear(cell, broker, B3, cell.manifest) == []
 
 
-def test_word_of_a_client_or_in_the_name_of_another_is_refused() -> None:
+def test_epoch_statement_that_its_sender_did_not_sign_is_refused() -> None:
     cell, broker, _ = made()
     stolen = word(cell, B2, cell.manifest, signer=B3)
     refused = [Drop(DropReason.BAD_SIGNATURE, B2)]
@@ -109,7 +109,7 @@ def test_word_of_a_client_or_in_the_name_of_another_is_refused() -> None:
     assert broker.handle(Receive(B2, Taken(theirs)), T0) == refused
 
 
-def test_of_epochs_to_come_one_word_of_each_broker_is_kept() -> None:
+def test_epoch_statements_kept_for_later_epochs_are_bounded_per_broker() -> None:
     cell, broker, following = made()
     for epoch in (7, 3, 9):
         far = msgspec.structs.replace(following, epoch=epoch)

@@ -43,7 +43,7 @@ def test_notary_segment_starts_are_alike_everywhere() -> None:
     assert [segment_start(n, 4) for n in (1, 4, 5, 8, 9)] == [1, 1, 5, 5, 9]
 
 
-def test_notary_word_of_an_earlier_epoch_is_not_repeated_in_the_next() -> None:
+def test_notary_signs_a_statement_again_in_the_next_epoch() -> None:
     keys = CELL.manifest.keyring(CELL.keyring(B1).identity)
     _, carrier = make(3)
     notary = Notary(STREAM, keys, Basis.FORWARDED, 4, LIFE, {})

@@ -213,7 +213,7 @@ def test_broker_that_expects_more_does_not_make_subscribers_give_it_up() -> None
     assert messages(told, Positions) == [Positions(ORDERS, (Position(STREAM, 1, 4),))]
 
 
-def test_broker_liar_is_one_voice_and_another_is_asked_for_contents() -> None:
+def test_broker_outvotes_a_lying_peer_and_asks_another_for_the_contents() -> None:
     broker = restarted(DIRECT)
     tick(broker)
     broker.handle(recalled(B2, 1, b"x", b"y", b"z"), T0)
@@ -597,7 +597,7 @@ def test_broker_of_a_log_asks_nobody() -> None:
 
 
 @pytest.mark.parametrize("name", ["ab", "brb", "chain"])
-def test_broker_that_its_publisher_left_behind_goes_on_by_the_word_of_f_plus_1(name: str) -> None:
+def test_broker_that_its_publisher_skipped_goes_on_when_f_plus_1_brokers_agree(name: str) -> None:
     """An honest publisher forgot what n-f brokers hold; a lying one erases nothing."""
     broker = begun(Policy.named(name))
     broker.handle(Receive(ALICE, Open(STREAM, 6, 6)), T0)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.support.together import ROOT
+from tests.support.scheduling import ROOT
 
 from quorumcast import sync
 from quorumcast.pipeline.archive import archive_options

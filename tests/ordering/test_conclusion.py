@@ -313,7 +313,7 @@ def test_word_that_is_none_is_not_read(changes: dict[str, object]) -> None:
     assert read_stop(CELL.keyring(B1), MEMBERS, BYZANTINE, signed(**changes)) is None
 
 
-def test_word_of_a_stranger_or_with_a_forged_signature_is_not_read() -> None:
+def test_stop_of_a_non_member_or_with_a_forged_signature_is_refused() -> None:
     keyring, good = CELL.keyring(B1), signed()
     assert read_stop(keyring, (B1, B3, B4), BYZANTINE, good) is None
     forged = msgspec.structs.replace(good, signature=bytes(64))

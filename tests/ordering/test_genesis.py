@@ -181,7 +181,7 @@ def begun(hall: Hall) -> Hall:
     return hall
 
 
-def test_word_of_another_log_is_not_believed() -> None:
+def test_statement_of_another_log_is_refused() -> None:
     hall = begun(Hall())
     is_same_log = hall.sequencer(B1)._genesis.is_same_log
     assert is_same_log(word("b2", log_id=log_ids(hall, *FOUR)))
@@ -189,7 +189,7 @@ def test_word_of_another_log_is_not_believed() -> None:
     assert not is_same_log(word("b2"))
 
 
-def test_word_without_an_id_is_believed_until_a_quorum_knows_it() -> None:
+def test_statement_without_a_log_id_is_accepted_until_a_quorum_knows_the_id() -> None:
     sequencer = begun(Hall()).sequencer(B1)
     standings = sequencer.catch_up.standings
     for peer in (B2, B3):

@@ -276,7 +276,7 @@ def test_word_for_a_broker_that_does_not_lead_is_out_of_turn() -> None:
     assert part.stop_data(*quiet("b4")) == [Drop(DropReason.OUT_OF_TURN, B4)]
 
 
-def test_leader_shows_its_words_again_to_whoever_still_gives_its_own() -> None:
+def test_leader_repeats_its_sync_to_a_broker_whose_stop_data_comes_late() -> None:
     part = leader()
     (shown,) = part.stop_data(*quiet("b3", "b4"))
     assert isinstance(shown, Send)
@@ -391,7 +391,7 @@ def test_repeat_has_the_stop_that_was_not_heard_and_later_the_word() -> None:
     ]
 
 
-def test_standing_of_who_does_not_know_the_regency_is_answered_with_the_words() -> None:
+def test_standing_of_a_broker_that_missed_the_regency_is_answered_with_its_stop_data() -> None:
     part = leader()
     (shown,) = part.stop_data(*quiet("b3", "b4"))
     assert isinstance(shown, Send)

@@ -172,7 +172,7 @@ def test_state_taken_over_half_way_ends_the_same(
 # ----------------------------------------------------------------- voices
 
 
-def test_voices_whoever_spoke_last_is_told_and_the_publisher_itself_otherwise() -> None:
+def test_ack_goes_to_the_seat_that_sent_last_or_else_to_the_publisher() -> None:
     voices = AckTargets()
     assert voices.of(RESUMED) == ALICE
     voices.note(at_seat(ALICE, 1), RESUMED)
@@ -181,7 +181,7 @@ def test_voices_whoever_spoke_last_is_told_and_the_publisher_itself_otherwise() 
     assert len(voices) == 1
 
 
-def test_voices_of_one_seat_are_bounded() -> None:
+def test_ack_targets_of_one_seat_are_bounded() -> None:
     voices = AckTargets()
     for number in range(STREAMS_OF_A_SEAT + 5):
         voices.note(at_seat(ALICE, 1), epoch(number))

@@ -386,7 +386,7 @@ def test_publisher_that_signs_nothing_does_not_unseat_leaders() -> None:
     assert agree(hall, *FOUR) == []
 
 
-def test_patience_grows_while_no_leader_brings_anything() -> None:
+def test_leader_timeout_grows_while_no_leader_makes_progress() -> None:
     hall = Hall().begin()
     hall.losses.append(lambda _, to, send: isinstance(send.message, Propose | Sync))
     hall.offer(1, b"a")

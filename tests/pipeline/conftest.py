@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.together import ROOT, SPARK, piece
+from tests.support.scheduling import ROOT, SPARK, work_unit
 
 from quorumcast.pipeline.session import register, spark_session
 
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-            if piece(item.nodeid) == SPARK:
+            if work_unit(item.nodeid) == SPARK:
                 item.add_marker(pytest.mark.spark)
 
 

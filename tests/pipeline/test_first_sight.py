@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.together import ROOT
+from tests.support.scheduling import ROOT
 from typer.testing import CliRunner
 
 from quorumcast.cli.main import app

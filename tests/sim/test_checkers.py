@@ -724,7 +724,7 @@ def test_gap_is_excused_where_more_than_f_brokers_lost_their_contents_since() ->
     assert stage.broken == ["FIFO"]
 
 
-def test_standing_subscriber_without_beginnings_is_pending() -> None:
+def test_subscription_that_has_not_begun_is_pending() -> None:
     stage = Stage()
     stage.event(SUB, Join(ORDERS))
     assert pending(SubscriptionsStand(), stage)
