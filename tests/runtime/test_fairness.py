@@ -89,7 +89,7 @@ class FakeLink:
     def is_done(self) -> bool:
         return not self.left
 
-    def unread_bytes(self) -> int:
+    def unhandled_bytes(self) -> int:
         return 100 * self.left
 
 

@@ -19,7 +19,7 @@ class Seat:
         self._trickles = trickles
         self._read = 1
 
-    def unread_bytes(self) -> int:
+    def unhandled_bytes(self) -> int:
         self._read += self._trickles
         return self._read
 

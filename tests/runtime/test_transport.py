@@ -589,7 +589,7 @@ def test_dialer_that_is_stopped_before_it_has_a_socket_greets_nobody() -> None:
     async def main() -> None:
         heard = Heard()
         alice = transport(cell, "alice", heard)
-        link = alice.calling(BROKER)
+        link = alice.outgoing(BROKER)
         link.abort("stopped")
         broker = await listening(cell, Heard())
         await connect(link, address_of(cell))

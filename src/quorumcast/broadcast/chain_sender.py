@@ -1,8 +1,8 @@
 """The publisher side of the chain: every run to its head, and another chain when this one fails.
 
 Of two neighbours between which acknowledgements stop one is to blame, so both get a point; so do
-the last f+1 when subscribers say that they missed something. The f brokers with the most points
-stand aside (BChain's idea): after a few changes those are the faulty ones.
+the last f+1 of the chain when subscribers say that they missed something. The f brokers with the
+most points stand aside (BChain's idea): after a few changes those are the faulty ones.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ChainSender(FanOutSender):
 
     __slots__ = (
         "_began",
-        "_blamed",
         "_changes",
+        "_done_at_tick",
         "_missed",
         "_points",
         "_stalls",
@@ -59,26 +59,30 @@ class ChainSender(FanOutSender):
         #: Ticks without progress on this chain.
         self._stalls = 0
         #: Highest number acknowledged by the whole chain at the last tick.
-        self._blamed = 0
+        self._done_at_tick = 0
 
     @property
     def oldest(self) -> int:
-        """Brokers beside the chain fetch from the others what a history names.
+        """The oldest number of which brokers are told that the publisher still has it.
 
-        So they need not hold what the chain has acknowledged, and left out by them it would be
-        lacking for ever when their echoes are asked for.
+        Brokers outside the chain fetch from the others what a history names. One that skipped a
+        number because the chain has acknowledged it could never echo the history that names it, so
+        this does not pass the first number whose history is not delivered.
         """
         undelivered = self.next if self._histories is None else self._histories.undelivered
         return min(self.base, undelivered)
 
     @property
     def reach(self) -> int:
-        # A head that gives no credit keeps what is to be repeated from being sent again; but what
-        # the whole chain has acknowledged was sent.
+        """The highest number that was sent to the head, or that the chain acknowledged.
+
+        The second may be higher: `sent` goes back when something is to be repeated.
+        """
         return max(self._progress[self.order[0]].sent - 1, self.acknowledged)
 
     @property
     def unfinished(self) -> bool:
+        """Whether something is not acknowledged yet; brokers outside the chain do not matter."""
         return self.acknowledged < self.next - 1
 
     def _send_new(self, run: PendingRun) -> list[Effect]:
@@ -103,6 +107,7 @@ class ChainSender(FanOutSender):
         return ChainRun(self.stream, run.first, run.digests, self.order, vouchers)
 
     def _pump(self, broker: NodeId, progress: BrokerProgress, burst: int) -> list[Effect]:
+        # Whoever acknowledged, only the head is sent to.
         head = self._progress[self.order[0]]
         credit = self._chain_credit()
         effects: list[Effect] = []
@@ -125,6 +130,7 @@ class ChainSender(FanOutSender):
         return REPEAT_BURST if done + 1 >= head.sent else 0
 
     def _held_by_enough(self) -> int:
+        # The whole chain holds it, or a quorum has settled it through histories.
         chain = min(self._progress[broker].acked for broker in self.order)
         return max(chain, self._settled_by_enough())
 
@@ -136,13 +142,14 @@ class ChainSender(FanOutSender):
         return effects
 
     def tick(self) -> list[Effect]:
+        """After a first tick without progress send again; after a second change the chain."""
         effects: list[Effect] = []
         for broker, progress in self._progress.items():
             if progress.connected and progress.credit == 0:
                 effects.append(Send((broker,), self._introduction(broker)))
         done = min(self._progress[broker].acked for broker in self.order)
-        if done >= self.next - 1 or done != self._blamed:
-            self._blamed = done
+        if done >= self.next - 1 or done != self._done_at_tick:
+            self._done_at_tick = done
             self._stalls = 0
             return effects
         self._stalls += 1
@@ -153,12 +160,13 @@ class ChainSender(FanOutSender):
         return effects + self._change_chain(suspects, among) if suspects else effects
 
     def _break(self) -> tuple[tuple[NodeId, ...], tuple[NodeId, ...]]:
-        """The suspects: brokers that do not answer or give no credit, else two neighbours.
+        """Who gets points, and a set that contains the culprit unless messages were lost.
 
-        Also the brokers among which the culprit certainly is, in the order of the chain, if nothing
-        got lost; none where that cannot be said.
+        The first disconnected member; else up to f without credit; else the first that stopped
+        acknowledging, and its predecessor. The set is in the order of the chain, and empty where
+        nothing can be said.
         """
-        done = self._blamed
+        done = self._done_at_tick
         members = {broker: self._progress[broker] for broker in self.order}
         for broker, progress in members.items():
             if not progress.connected:
@@ -199,7 +207,7 @@ class ChainSender(FanOutSender):
         self._changes += 1
         order = self._arranged(chosen)
         effects: list[Effect] = [
-            Suspect(broker, Suspicion.BROKEN_CHAIN, self.stream, self._blamed + 1, among)
+            Suspect(broker, Suspicion.BROKEN_CHAIN, self.stream, self._done_at_tick + 1, among)
             for broker in suspects
         ]
         self.order = order
@@ -209,15 +217,16 @@ class ChainSender(FanOutSender):
     def _arranged(self, chosen: list[NodeId]) -> tuple[NodeId, ...]:
         """Other neighbours with every change.
 
-        A liar always gets the point for a break, its neighbour shares it: if the two stayed
-        neighbours they would come and go together, and two such pairs could take turns for ever.
+        A faulty broker always gets the point for a break, and its neighbour shares it: if the two
+        stayed neighbours they would come and go together, and two such pairs could take turns for
+        ever.
         """
         pool = list(self._points)
         stride = 1 + (self._changes - 1) % max(1, len(pool) - 1)
         return tuple(sorted(chosen, key=lambda b: (pool.index(b) * stride % len(pool), b)))
 
     def _restart(self) -> list[Effect]:
-        """Send again whatever the whole chain has not acknowledged."""
+        """Send again what at least one member of the chain has not acknowledged."""
         head = self._progress[self.order[0]]
         slowest = min((self._progress[b] for b in self.order), key=lambda p: p.acked)
         furthest = max(p.sent for p in self._progress.values())

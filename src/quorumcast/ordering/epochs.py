@@ -1,14 +1,15 @@
 """Epochs in a log: the next manifest is ordered like any other decision.
 
 It travels as an offer on a stream of the cell itself (`EPOCHS`), whose number is the epoch and
-whose one body is the manifest file. Nobody signs the offer: the operator's signature is inside, and
-brokers vote only for a manifest that may follow their present one. It fills a batch alone. Epochs
-that were never decided may be left out, if the one after them is one step from the present one.
+whose one body is the manifest file. Unlike other offers it has no publisher's signature: the
+operator's is inside, and brokers vote only for a manifest that may follow their own. It fills a
+batch alone. Epochs that were never decided may be left out, if the one after them is one step
+(`manifest.successor`) from the present one.
 
-A broker that executes it at instance i makes a checkpoint and executes no more in its epoch: what
-others decide beyond i before they get there is void, and is offered again. Consensus goes on at i+1
-with the brokers of the new epoch and in a regency that no earlier epoch can have had
-(`first_regency`): earlier messages and records cannot be taken for new ones.
+Whoever executes it at instance i makes a checkpoint and executes nothing more in its epoch:
+decisions after i that others make before they execute i are discarded, and offered again. Consensus
+goes on at i+1 with the brokers of the new epoch and in a regency that no earlier epoch can have had
+(`first_regency`): messages and records of earlier epochs cannot be taken for new ones.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def first_regency(epoch: int) -> int:
 
 
 def within_epoch(regency: int) -> int:
-    """How many leaders there were before in its epoch, for people to look at."""
+    """How many leaders there were before in its epoch, for display."""
     return regency & ((1 << _SHIFT) - 1)
 
 
@@ -64,6 +65,7 @@ class Epochs:
 
     def offer(self, data: bytes) -> Offer:
         """A manifest as it travels."""
+        # Epoch 1 is never above the present one, so `add` refuses what may not follow.
         return Offer(EPOCHS, self._follows(data) or 1, self._hash(data))
 
     def add(
@@ -104,12 +106,12 @@ class Epochs:
 
     @property
     def waiting(self) -> tuple[Offer, Bodies] | None:
-        """The manifest that this broker would propose: the newest, and of two the first."""
+        """What this broker would propose: the newest epoch, in the version received first."""
         return max(self._held.values(), key=lambda held: held[0].first, default=None)
 
     @property
     def oldest(self) -> Millis | None:
-        """Since when it has waited."""
+        """When the first of those that wait arrived; None if none waits."""
         return self._since if self._held else None
 
     def begin(self, epoch: int) -> None:

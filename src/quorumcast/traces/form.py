@@ -3,14 +3,14 @@
     DIR/trace.json       the scenario: which system with which parameters, and what was expected
     DIR/*.parquet        rows of `COLUMNS`, one or more files per node
 
-Five kinds of rows, of which a file keeps each in row groups of its own:
+Five kinds of rows; a row group of a file holds rows of one kind:
 
     published    a publisher sent a publication of its own to `peer`
-    passed_on    another node sent it on to `peer`, a node between publisher and subscribers
+    passed_on    a node other than the publisher sent it on to `peer`, no subscriber
     forwarded    a broker vouched for a publication to the subscriber `peer`
-    accepted     a subscriber accepted it; `peer` names the brokers that voted for it
+    accepted     a subscriber accepted it; `peer` names the brokers that voted, with commas
     sent         `number` messages of the type `message` with `bytes` bytes in all went to `peer`
-                 since the last such row; counts every message of a node
+                 since the last row for the same node, type and peer
 
 Each system names the roles of its nodes. Times of real processes are of the monotonic clock, which
 all processes of one machine share; a simulated run has virtual time.
@@ -35,9 +35,10 @@ COLUMNS = {
     "publisher": "string",
     "incarnation": "int64",
     "lane": "int8",
+    # The number of the publication; in `sent` rows, how many messages.
     "number": "int64",
     "peer": "string",
-    # The run, as in the header.
+    # The name of the execution that was traced, as in the header.
     "run": "string",
     # The sender's place in a chain, from 1; 0 where there is none.
     "place": "int8",
@@ -50,7 +51,7 @@ COLUMNS = {
     "message": "string",
 }
 
-#: Incremented when readers of older traces would misread newer ones.
+#: Incremented when the meaning of a trace changes: `read_header` takes no other format.
 FORMAT = 3
 HEADER = "trace.json"
 
@@ -134,7 +135,7 @@ def read_header(directory: Path) -> Header:
 
 
 def run_of(directory: Path) -> str:
-    """The name of the run in a directory; empty if it has no header."""
+    """The name of the run in a directory; empty if no header can be read."""
     try:
         return read_header(directory).run
     except UsageError:
@@ -142,7 +143,8 @@ def run_of(directory: Path) -> str:
 
 
 def place_for(directory: Path) -> Path:
-    """The directory for the next trace: this one if it is empty, else a new one in it."""
+    """The directory for the next trace: this one, or the first of run-2, run-3, … in it
+    if it holds a trace already."""
     place, turn = directory, 1
     while (place / HEADER).exists() or any(place.glob("*.parquet")):
         turn += 1

@@ -33,13 +33,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def blame(about: str, error: UsageError, level: Level = "error") -> Finding:
-    """A finding from an error, whose text has the problem first and then the advice."""
+    """A finding from an error, whose text is the problem, then `; `, then the advice."""
     says, _, advice = str(error).partition("; ")
     return Finding(about, level, says, advice)
 
 
 def check_manifest(manifest: Manifest) -> Iterator[Finding]:
-    """The guarantees of a manifest; reading it has checked its signature and consistency."""
+    """Describe what each channel tolerates; reading the manifest has refused what is wrong."""
     from quorumcast.core.quorum import minimum_brokers
 
     have = len(manifest.brokers)
@@ -76,7 +76,8 @@ def check_operator(manifest: Manifest, directory: Path) -> Finding:
         advice = "find the right one: nobody can make the next epoch without it"
         says = f"{path} is not the key that signed the manifest"
         return Finding(OPERATOR, "error", says, advice)
-    return Finding(OPERATOR, "ok", "the key that signs the next epoch is here, and private")
+    says = "the key that signs the next epoch is here, readable by its owner only"
+    return Finding(OPERATOR, "ok", says)
 
 
 def check_identities(
@@ -108,7 +109,9 @@ def check_identities(
             continue
         good[name] = identity
     elsewhere = len(names) - len(names & {path.name.removesuffix(IDENTITY) for path in here})
-    says = f"{len(good)} of {len(names)} are here, private, with the manifest's keys"
+    says = (
+        f"{len(good)} of {len(names)} are here with the manifest's keys, readable by the owner only"
+    )
     if elsewhere:
         says += f"; {elsewhere} are kept elsewhere"
     findings.append(Finding("identities", "ok", says))
@@ -129,7 +132,7 @@ def check_certificates(manifest: Manifest, now: datetime.datetime) -> list[Findi
         about = f"certificate of {broker.id}"
         advice = f"make a new one with 'quorumcast epoch rotate {broker.id}'"
         if not broker.certificate:
-            says = "it has none, and others have"
+            says = "it has no certificate, although other brokers do"
             findings.append(Finding(about, "warning", says, advice))
             continue
         try:
@@ -148,6 +151,6 @@ def check_certificates(manifest: Manifest, now: datetime.datetime) -> list[Findi
         elif until - now < datetime.timedelta(days=EXPIRY_DAYS):
             findings.append(Finding(about, "warning", f"it ends on {until:%Y-%m-%d}", advice))
     if not findings:
-        says = f"{len(ends)} of them hold, the first until {min(ends):%Y-%m-%d}"
+        says = f"{len(ends)} are valid; the first expires on {min(ends):%Y-%m-%d}"
         findings.append(Finding("certificates", "ok", says))
     return findings

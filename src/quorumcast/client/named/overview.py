@@ -18,9 +18,10 @@ class SubscriptionFacts(msgspec.Struct, frozen=True):
     owner: str
     #: Consumers with an open session.
     members: tuple[str, ...]
-    #: Low watermark: every position before it is settled. None if the companion has no root.
+    #: Low watermark: every position before it is settled. None if brokers
+    #: no longer retain an operation from which the state can be computed.
     cursor: int | None
-    #: Positions from the cursor to the end of the channel.
+    #: Positions from the cursor to the end of the channel; 0 if the cursor is unknown.
     lag: int = 0
     #: Positions that are assigned to a consumer.
     in_flight: int = 0
@@ -34,7 +35,7 @@ class SubscriptionFacts(msgspec.Struct, frozen=True):
 
 
 async def subscriptions_of(node: Connection, channel: str) -> list[SubscriptionFacts]:
-    """Every subscription of a channel with operations that brokers still retain.
+    """Every subscription of a channel of which brokers still retain an operation.
 
     Operations are verified like all publications. Groups of the manifest that were never used are
     not included.
@@ -46,25 +47,27 @@ async def subscriptions_of(node: Connection, channel: str) -> list[SubscriptionF
             f"there is no channel {channel!r} in the cell {node.manifest.cell!r}; its channels "
             f"are: {known}"
         )
-    name = check_companion(node.manifest, entry).name
+    companion_name = check_companion(node.manifest, entry).name
     async with (
+        # Only for the end of the channel.
         node.subscribe(channel, overflow=Overflow.WAIT) as live,
-        node.subscribe(name, overflow=Overflow.WAIT, expired=True) as companion,
+        # Operations count even when they are past their validity.
+        node.subscribe(companion_name, overflow=Overflow.WAIT, expired=True) as companion,
     ):
         log = CompanionLog(companion)
         await log.read_all()
         found = []
-        for owner, title in log.names():
-            if owner is None and entry.group(title) is None:
+        for owner, name in log.names():
+            if owner is None and entry.group(name) is None:
                 continue  # the manifest declares no such group, so its operations have no effect
-            follower = log.replay_into(make_follower(node.manifest, entry, title, owner, log.since))
+            follower = log.replay_into(make_follower(node.manifest, entry, name, owner, log.since))
             state = follower.state
             if state is None:
-                found.append(SubscriptionFacts(title, owner or "", (), None))
+                found.append(SubscriptionFacts(name, owner or "", (), None))
                 continue
             found.append(
                 SubscriptionFacts(
-                    name=title,
+                    name=name,
                     owner=owner or "",
                     members=tuple(state.sessions),
                     cursor=state.cursor,

@@ -14,22 +14,25 @@ from quorumcast.pipeline.audit.charges import Case, Charge, Feature
 from quorumcast.watch.inquiries import ANSWER
 from quorumcast.watch.turnout import MUTE
 
-# Thresholds of omissions. Correct nodes stay below them. A message is missing after
-# `watch.turnout.OVERDUE_MS`, the longest leader timeout.
+# From where on missing messages are a fault, so that in labelled runs with loss, pauses and distant
+# nodes no correct node is charged. A message is missing after `watch.turnout.OVERDUE_MS`, the
+# longest leader timeout.
 
-#: Least number and share of missing messages. Losses that no sequence number reveals are fewer.
+#: Least number and share of missing messages. What packet numbers show to be lost is not counted;
+#: other losses stay below this.
 MIN_MISSING, MIN_MISSING_SHARE = 5, 0.12
-#: Least number if the message is always owed, or if none ever came.
+#: Least number if the message is always owed, or if none came from a node that sends others.
 MIN_MISSING_CERTAIN = 3
-#: Least number of unanswered requests; each of them is repeated many times.
+#: Least number of requests if none was answered; each of them is repeated many times.
 MIN_UNANSWERED = 2
-#: A part of the run counts if this many messages were due in it.
+#: A slot (part of the run) counts if this many messages were due in it.
 MIN_DUE_IN_SLOT = 2
-#: A paused node fails in few parts of a run, a faulty one in this share of them.
+#: A paused node fails in few slots, a faulty one in this share of them.
 STEADY_SHARE, MIN_SLOTS = 0.8, 3
-#: The share for a node that sends some messages and omits others in the same parts: not a pause.
+#: The share for a node that sends some messages and omits others in the same slots: not a pause.
 STEADY_SHARE_MIXED = 0.66
-#: If others miss more than this share of what the accused misses, the network is to blame.
+#: If an observer lacks more messages of the other nodes than this share of those it lacks of the
+#: accused, the network is to blame.
 MAX_OTHERS_SHARE = 0.4
 
 #: Messages that a broker owes to its peers.

@@ -123,7 +123,7 @@ class Served(Protocol):
     def is_done(self) -> bool:
         """Whether nothing is left to do until more is read."""
 
-    def unread_bytes(self) -> int:
+    def unhandled_bytes(self) -> int:
         """Bytes that were read and not handled."""
 
 
@@ -360,7 +360,7 @@ class Fairness:
         now = self._loop.time()
         if account.over_since is None:
             account.over_since, account.dropped = now, 0
-        unread = sum(link.unread_bytes() for link in account.links)
+        unread = sum(link.unhandled_bytes() for link in account.links)
         account.floods = unread > FLOOD_BYTES or account.dropped > FLOOD_DROPS
         is_late = now - account.over_since > FLOOD_GRACE_S
         if account.floods and is_late and not account.is_broker:

@@ -18,7 +18,7 @@ from quorumcast.runtime.links.limits import TransportLimits
 class FrameReader(Protocol):
     """What an inbox needs of a link."""
 
-    def unread_bytes(self) -> int:
+    def unhandled_bytes(self) -> int:
         """The number of bytes that were read and not handled."""
 
     def is_done(self) -> bool:
@@ -98,7 +98,7 @@ class Inbox:
 
     def _watch(self) -> None:
         if self._seen is None:
-            self._seen = {link: link.unread_bytes() for link in self._holders}
+            self._seen = {link: link.unhandled_bytes() for link in self._holders}
             asyncio.get_running_loop().call_later(self._limits.stall_timeout_s, self._look)
 
     def _look(self) -> None:
@@ -108,6 +108,6 @@ class Inbox:
             return
         for link, size in seen.items():
             # A link with a whole frame left (not done) waits for us, not we for its peer.
-            if link in self._holders and link.is_done() and link.unread_bytes() == size:
+            if link in self._holders and link.is_done() and link.unhandled_bytes() == size:
                 link.break_off()
         self._watch()

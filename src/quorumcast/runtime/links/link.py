@@ -6,6 +6,7 @@ A link goes through these phases and never back:
 
     CALLING --Welcome--> OPEN                                     we connected
     CALLED --Hello--> UNPROVEN --first sealed packet--> OPEN      the peer connected
+    any --> CLOSED
 
 A length is checked against what the peer may send in this phase before memory is kept for it. A
 wrong length ends the link, because the start of the next frame is unknown; a frame that the session
@@ -53,9 +54,10 @@ from quorumcast.runtime.telemetry import Telemetry
 #: Bytes read at once before and after the peer is authenticated.
 STRANGER_BUFFER = 4 + MAX_GREETING_BYTES
 PEER_BUFFER = 256 * 1024
-#: Above this many bytes in the socket's own buffer nothing is sealed.
+#: Above this many bytes in asyncio's write buffer ("the socket is full") nothing is sealed.
 WRITE_HIGH = 512 * 1024
-#: One packet carries at most this much, so that a large backlog does not travel as one huge frame.
+#: One packet carries at most this much, or a single larger message, so that a large backlog does
+#: not travel as one huge frame.
 PACKET_BYTES = limits.MAX_HEADER_BYTES // 2
 #: Messages that the machine handles in one piece of work, where the link has an account.
 PIECE_MESSAGES = 16
@@ -78,12 +80,16 @@ class LinkDrop(enum.Enum):
     GREETING_REFUSED = "greeting-refused"
     NOT_WHO_WE_CALLED = "not-who-we-called"
     GREETING_TIMEOUT = "greeting-timeout"
+    # A newer connection of a stranger took its place.
     GAVE_WAY = "gave-way"
     OVER_BUDGET = "over-budget"
     OUTBOX_FULL = "outbox-full"
+    # The peer did not go on with a long frame while another one waited.
     HALF_SENT = "half-sent"
+    # The outbox was full and the peer read nothing.
     DEAF = "deaf"
     NOT_CONNECTED = "not-connected"
+    # A machine wanted to hang up a link that the directory keeps.
     KEPT = "kept-link"
 
 
@@ -147,7 +153,7 @@ class Link(asyncio.BufferedProtocol):
         self.refused = False
         #: Whether a link of another process with our identity replaced this one.
         self.displaced = False
-        #: The epoch of the peer in a farewell, and the proof of that epoch.
+        #: The epoch that the peer claimed in its Hello or Farewell, and the Farewell's proof of it.
         self.farewell_epoch = 0
         self.proof = b""
         #: The peer's host, for limits and logs.
@@ -156,7 +162,7 @@ class Link(asyncio.BufferedProtocol):
         self.outbox: list[Parcel] = []
         #: Bytes in `outbox`, bodies included.
         self.outbox_bytes = 0
-        #: Bytes in the socket's buffer while that is full.
+        #: Bytes in the write buffer while that is full.
         self._unsent = 0
         #: Of `outbox_bytes`, answers to requests of the peer.
         self.answer_bytes = 0
@@ -168,7 +174,7 @@ class Link(asyncio.BufferedProtocol):
         self.classifier: Classifier | None = None
         #: Whether the transport has this link on its list for the next flush.
         self.listed = False
-        #: When the socket's buffer became full; None if it takes bytes.
+        #: When the write buffer became full; None if it takes bytes.
         self.full_since: float | None = None
         #: Whether the link ever got as far as OPEN, and when.
         self.was_open = False
@@ -287,6 +293,7 @@ class Link(asyncio.BufferedProtocol):
         telemetry, waiting = self._telemetry, self.outbox_bytes
         dropped = telemetry.dropped
         self._receive(self.peer, opened if whole else opened[first : first + count])
+        # Some of what a correct broker repeats is dropped; of a client nothing should be.
         if telemetry.dropped - dropped >= (max(1, count // 2) if is_broker else 1):
             piece = Piece.DROPPED
         if piece is not Piece.WORK:
@@ -303,8 +310,8 @@ class Link(asyncio.BufferedProtocol):
         (length,) = _LENGTH.unpack_from(self._view, self._start)
         return bool(left < 4 + length <= 4 + self._largest)
 
-    def unread_bytes(self) -> int:
-        """Bytes that were read and not handled; messages of an opened packet count 64 each."""
+    def unhandled_bytes(self) -> int:
+        """Bytes that were read and not handled; opened messages count 64 each, about their size."""
         return self._filled - self._start + 64 * (len(self._opened) - self._handed)
 
     def hold(self) -> None:
@@ -371,7 +378,7 @@ class Link(asyncio.BufferedProtocol):
         return False
 
     def pause_writing(self) -> None:
-        """The socket's buffer is full: stop sealing."""
+        """The write buffer is full: stop sealing."""
         self.full_since = asyncio.get_running_loop().time()
         if self._transport is not None:
             self._count_unsent(self._transport.get_write_buffer_size())
@@ -543,7 +550,7 @@ class Link(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------ ending
 
     def close(self, reason: str) -> None:
-        """End the link after what waits has been written."""
+        """End the link after the outbox was written; with a full socket the outbox is dropped."""
         if self.phase is not Phase.CLOSED:
             self.flush()
             self.farewell = self.farewell or reason

@@ -10,10 +10,10 @@ its call: the peer cannot have opened that one yet. If both calls were answered,
 link that the node with the smaller name dialed.
 
 Messages that are sent during one turn of the event loop are written at its end: one packet, one MAC
-and one system call per peer. Outboxes and unfinished frames (`inbox`) are bounded per identity,
-unauthenticated connections (`strangers`) in number, time and bytes, and processor time is shared
-(`fairness`). A link whose outbox is full and whose peer reads nothing is closed; the protocols
-repair what the peer missed.
+and one system call per peer. Outboxes are bounded in bytes per identity and in messages per link,
+unfinished frames (`inbox`) in bytes per identity, unauthenticated connections (`strangers`) in
+number, time and bytes, and processor time is shared (`fairness`). A link whose outbox is full and
+whose peer reads nothing is closed; the protocols repair what the peer missed.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class Transport:
         self._strangers: Strangers[Link] = Strangers(self._limits, self._is_broker)
         #: Identities whose outbox was full, until `_close_stalled` has looked at their links.
         self._crowded: set[NodeId] = set()
+        #: Links to keep: they are called again whenever they break.
         self._dialers: dict[NodeId, Dialer] = {}
         #: Links that were dialed, open or under way; at most `dialed_links`.
         self._calls: dict[NodeId, Call] = {}
@@ -105,7 +106,7 @@ class Transport:
         """Accept connections at this address."""
         try:
             self._server = await self._loop.create_server(
-                self._called, host, port, ssl=tls, backlog=512
+                self._incoming, host, port, ssl=tls, backlog=512
             )
         except OSError as error:
             raise UsageError(_cannot_listen(self._greeter.name, host, port, error)) from None
@@ -115,13 +116,13 @@ class Transport:
         for peer in self._directory.calls(self._greeter.name):
             address = self._directory.address(peer)
             if address is not None:
-                make_link = functools.partial(self.calling, peer)
+                make_link = functools.partial(self.outgoing, peer)
                 self._dialers[peer] = Dialer(make_link, address, self._limits, self._rng)
 
-    def _called(self) -> Link:
+    def _incoming(self) -> Link:
         return Link(self, self._greeter, self._listener.receive)
 
-    def calling(self, peer: NodeId) -> Link:
+    def outgoing(self, peer: NodeId) -> Link:
         """A new link to a peer, yet to be connected."""
         return Link(self, self._greeter, self._listener.receive, peer)
 
@@ -138,7 +139,7 @@ class Transport:
         elif len(self._calls) >= self._limits.dialed_links:
             self._loop.call_soon(self._tell_unreachable, peer, DialFailure.OVER_LIMIT)
         elif not self._closing:
-            self._calls[peer] = Call(self.calling(peer), address, self._limits, self._call_failed)
+            self._calls[peer] = Call(self.outgoing(peer), address, self._limits, self._call_failed)
 
     def _tell_unreachable(self, peer: NodeId, reason: DialFailure) -> None:
         self._tell_hung_up(peer)
@@ -198,6 +199,7 @@ class Transport:
             account, outbox = link.account, link.outbox
             if account is None:
                 continue  # never so: an open link has one
+            # An empty outbox takes one message of any size.
             waiting = account.outbox_bytes
             if waiting and (
                 waiting + size > limits.outbox_bytes or len(outbox) >= limits.outbox_messages
@@ -242,7 +244,7 @@ class Transport:
             self._loop.call_later(self._limits.stall_timeout_s, self._close_stalled, name)
 
     def _close_stalled(self, name: NodeId) -> None:
-        """Close the links of an identity whose peer has read nothing for a while."""
+        """Close those links of an identity on which nothing was read for a while."""
         self._crowded.discard(name)
         before = self._loop.time() - self._limits.stall_timeout_s
         for link in self._links_of(name):
@@ -292,7 +294,7 @@ class Transport:
         link.release()
 
     def link_open(self, link: Link) -> None:
-        """A peer is authenticated: its link replaces an older one."""
+        """A peer is authenticated: its link replaces an older one, unless two calls crossed."""
         self._strangers.leave(link)
         self._tell_hung_up(link.peer)
         crossed = self._has_crossed(link)
@@ -355,7 +357,7 @@ class Transport:
             self._asking = self._loop.create_task(self._call_once(link.peer, address))
 
     async def _call_once(self, peer: NodeId, address: Address) -> None:
-        link = self.calling(peer)
+        link = self.outgoing(peer)
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(self._limits.greeting_timeout_s):
                 await connect(link, address)
@@ -379,7 +381,7 @@ class Transport:
         return list(self._open)
 
     def troubles(self) -> dict[NodeId, Trouble]:
-        """Why peers that we call have no open link."""
+        """Why peers of links to keep have no open link."""
         return {
             peer: dialer.trouble for peer, dialer in self._dialers.items() if peer not in self._open
         }
@@ -414,7 +416,7 @@ class Transport:
             link.resume_reading()
 
     def cut(self) -> None:
-        """Break every link as a bad network would; they are made again."""
+        """For tests: break every link as a bad network would; they are made again."""
         for link in list(self._open.values()):
             link.abort("cut on request")
 
@@ -446,7 +448,7 @@ class Transport:
                 self._listener.unreachable(peer, DialFailure.NO_ANSWER)
 
     def _all(self) -> list[Link]:
-        """Every link that is not being called."""
+        """Open links, and incoming ones that are not authenticated yet."""
         return [*self._open.values(), *self._strangers.all()]
 
     def leave(self, epoch: int) -> None:

@@ -6,16 +6,16 @@
 SQLite survives crashes (WAL, `synchronous=FULL`). This module detects a disk that loses or alters
 data: every row has a checksum, `integrity_check` walks tree and index, and the *mark*, a small file
 beside the database, counts the changes ever made. Without the mark, SQLite would take a damaged
-log for one that ends early, and an old copy of the file for a good one. A database that fails is
+WAL for one that ends early, and an old copy of the file for a good one. A database that fails is
 set aside under another name, and the broker starts with an empty one, like a broker that lost its
 disk. At most `MAX_ASIDE` files are set aside, then somebody must look at the disk.
 
-The mark is written after the commit and never synced on its own: after a power failure it may lag,
-but it is never ahead. It is locked while the database is open, so that no two brokers share one.
+The mark is written after each commit and not synced: after a power failure it may lag, but it is
+never ahead. It is locked while the database is open, so that no two brokers share one.
 
-Space of removed records is used again, and the log is moved into the database whenever it has grown
+Space of removed records is used again, and the WAL is moved into the database whenever it has grown
 by `CHECKPOINT_BYTES`, so with retention neither file grows. `locking_mode=EXCLUSIVE` keeps out
-readers, which would keep the log from starting over.
+readers, which would keep the WAL from starting over.
 
 A broker waits for room on a full disk, and stops when the disk is broken (`writing`). SQLite
 reports a full disk only for ENOSPC; a quota or a limit on file sizes looks like any other failure.
@@ -43,9 +43,9 @@ from quorumcast.runtime.logs import note
 
 T = TypeVar("T")
 
-#: The log is moved into the database after so many bytes; it gets little longer than that.
+#: The WAL is moved into the database after so many bytes; it gets little longer than that.
 CHECKPOINT_BYTES = 8 * 1024 * 1024
-#: Approximate overhead in the log of a record, and of a commit.
+#: Approximate overhead in the WAL of a record, and of a commit.
 _RECORD_BYTES = 256
 _COMMIT_BYTES = 3 * 4096
 #: Damaged files that are kept; a broker with so many refuses to start.
@@ -186,12 +186,12 @@ class Database:
     def __init__(self, path: Path, kinds: Sequence[type[Record]], holder: str) -> None:
         self.path = path
         self._log = path.with_name(f"{path.name}-wal")
-        #: Key of the checksums, so that records of another broker do not pass.
+        #: So that records of another broker do not pass; it is no secret.
         self._key = hashlib.blake2b(holder.encode(), digest_size=32).digest()
         self._decoders = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in kinds}
         #: Changes ever written; the next row's `seq` is higher.
         self._seq = 0
-        #: Approximate bytes in the log since it was last moved into the database.
+        #: Approximate bytes in the WAL since it was last moved into the database.
         self._logged = 0
         #: What the file held when it was opened, in the order of writing.
         self.found: list[Record] = []
@@ -208,7 +208,8 @@ class Database:
         path = self.path
         try:
             if path.exists():
-                # Before SQLite opens it: closing a file releases all locks of the process on it.
+                # May we write? Asked before SQLite opens it, because closing a file releases all
+                # locks of the process on it.
                 os.close(os.open(path, os.O_RDWR))
                 for file in (path, self._log):
                     with contextlib.suppress(OSError):
@@ -242,7 +243,7 @@ class Database:
             try:
                 self._check(connection)
             except DamageError as damage:
-                # Renamed before it is closed, so that SQLite leaves file and log as they are.
+                # Renamed before it is closed, so that SQLite leaves file and WAL as they are.
                 try:
                     self._set_aside(str(damage))
                 finally:
@@ -266,7 +267,7 @@ class Database:
         self._mark.begin()
         making = self.path.with_name(f"{self.path.name}.new")
         making.unlink(missing_ok=True)
-        # Readable by the owner only; SQLite gives its log the mode of the file.
+        # Readable by the owner only; SQLite gives its WAL the mode of the file.
         os.close(os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         connection = _connect(making)
         try:
@@ -366,8 +367,8 @@ class Database:
                 f"the store {self.path} is damaged ({reason}), and {MAX_ASIDE} damaged ones lie "
                 "beside it already: look at the disk, then move them away"
             )
-        # The log first: after a crash in between, a database without its log is found damaged
-        # again, whereas a log without its database would be lost.
+        # The WAL first: after a crash in between, a database without its WAL is found damaged
+        # again, whereas a WAL without its database would be lost.
         with contextlib.suppress(FileNotFoundError):
             self._log.rename(aside.with_name(f"{aside.name}-wal"))
         self.path.rename(aside)
@@ -395,7 +396,7 @@ class Database:
             self._mark.move(self._seq)
 
     def _commit(self, changes: Sequence[Change]) -> int:
-        """Write the changes; returns about how much the log grew."""
+        """Write the changes; returns about how much the WAL grew."""
         connection, size = self._connection, _COMMIT_BYTES
         removals, keeps = outcome(changes, self._seq)
         try:
@@ -417,7 +418,7 @@ class Database:
         return size
 
     def _make_room(self) -> None:
-        """Empty the log into the database, if the database has room for it."""
+        """Empty the WAL into the database, if the database has room for it."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -427,12 +428,12 @@ class Database:
         return self._logged >= CHECKPOINT_BYTES
 
     def tidy(self) -> None:
-        """Move the log into the database."""
+        """Move the WAL into the database."""
         move = "PRAGMA wal_checkpoint(PASSIVE)"
         try:
             writing(lambda: self._connection.execute(move).fetchall(), self.path, self._log)
         except DiskFullError:
-            return  # tried again after the next commit; the log loses nothing
+            return  # tried again after the next commit; the WAL loses nothing
         self._logged = 0
 
     # ------------------------------------------------------------------- around
@@ -444,11 +445,11 @@ class Database:
 
     @property
     def log_bytes(self) -> int:
-        """The size of its log."""
+        """The size of its WAL."""
         return size_of(self._log)
 
     def close(self) -> None:
-        """Move the log into the database and release the lock."""
+        """Move the WAL into the database and release the lock."""
         self._connection.close()
         self._mark.close()
 
@@ -475,7 +476,8 @@ def _code(error: sqlite3.Error) -> int:
 def writing(work: Callable[[], T], *files: Path) -> T:
     """Run `work`, which writes to these files; raises `DiskFullError` if there is no room.
 
-    Room may appear between the failure and the probe, so a failure without a reason is retried.
+    Room may appear between the failure and the probe: a failed write for which there is room is
+    retried.
     """
     probe = files[0].with_name(f"{files[0].name}.probe")
     for tries_left in reversed(range(_TRIES)):
