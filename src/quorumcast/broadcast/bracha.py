@@ -30,6 +30,7 @@ from collections import OrderedDict
 from quorumcast.broadcast.contract import (
     Carrier,
     CarrierContext,
+    Retransmit,
     Vouch,
     check_run,
     dropped,
@@ -48,7 +49,6 @@ from quorumcast.core.machine import (
     SetTimer,
     Suspect,
     Suspicion,
-    Timer,
     TimerFired,
 )
 from quorumcast.core.tally import Ballot, Tally
@@ -59,12 +59,6 @@ RETRY_MS = 150
 LONGEST_RETRY_MS = 8 * RETRY_MS
 #: Instances repeated in one go when stuck.
 RETRY_BURST = 32
-
-
-class BrachaRetry(Timer, frozen=True, tag=True):
-    """Some run of this stream is not delivered yet: say again what we said of it."""
-
-    stream: Stream
 
 
 class Instance:
@@ -126,7 +120,7 @@ class Bracha(Carrier):
         self._expected = 1
         #: Last number of the last run that gathered enough readies in order.
         self._delivered = 0
-        #: Whether BrachaRetry is set, `_delivered` when it was due last, and how often in a row it
+        #: Whether Retransmit is set, `_delivered` when it was due last, and how often in a row it
         #: was due since then.
         self._retrying = False
         self._seen = 0
@@ -178,7 +172,7 @@ class Bracha(Carrier):
                 return self._on_pull(event, message)
             case Receive():
                 return dropped(event, DropReason.UNEXPECTED)
-            case TimerFired(timer=BrachaRetry()):
+            case TimerFired(timer=Retransmit()):
                 effects = self._on_retry()
             case _:
                 return []
@@ -186,7 +180,7 @@ class Bracha(Carrier):
         if self._instances and not self._retrying:
             self._retrying = True
             pause_ms = max(RETRY_MS, 2 * self._taken_ms) << max(0, min(self._tries, 8) - 2)
-            retry = BrachaRetry(self.stream)
+            retry = Retransmit(self.stream)
             effects.append(SetTimer(retry, min(pause_ms, LONGEST_RETRY_MS)))
         return effects
 
@@ -200,6 +194,10 @@ class Bracha(Carrier):
             return None
         found = instance.contents.get(instance.echoed)
         return None if found is None else (b"".join(found[0]), found[1])
+
+    @property
+    def waits(self) -> bool:
+        return super().waits or self._pending_bytes > 0
 
     @property
     def is_under_way(self) -> bool:

@@ -25,7 +25,16 @@ from quorumcast.core.ids import (
     split_digests,
 )
 from quorumcast.core.limits import MAX_FRAME_BYTES
-from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Receive, Send, TimerFired
+from quorumcast.core.machine import (
+    Bodies,
+    Drop,
+    DropReason,
+    Effect,
+    Receive,
+    Send,
+    Timer,
+    TimerFired,
+)
 from quorumcast.crypto.digest import Hasher
 from quorumcast.manifest.policy import Policy
 from quorumcast.manifest.view import View
@@ -38,6 +47,15 @@ class Vouch(Effect, frozen=True):
     first: int
     digests: bytes
     order: tuple[NodeId, ...] = ()
+
+
+class Retransmit(Timer, frozen=True, tag=True):
+    """Some run of this stream is not delivered yet: send again what was said of it.
+
+    The broker lets streams retransmit in turn, within a budget.
+    """
+
+    stream: Stream
 
 
 class CarrierContext(msgspec.Struct, frozen=True):
@@ -53,7 +71,8 @@ class Carrier(ABC):
     """The broker side of a broadcast protocol for one stream: all that a broker asks of it.
 
     Defaults suit a protocol that settles nothing among brokers, sends nothing that binds it before
-    it vouches, and leaves it to others to bring back what a broker lost.
+    it vouches, and leaves it to others to bring back what a broker lost. One that echoes before it
+    vouches overrides `echoed`, `is_done`, `waits`, `recount` and `give_up` (see `bracha`).
     """
 
     __slots__ = ("_policy", "_view", "ledger", "stream")
@@ -108,6 +127,11 @@ class Carrier(ABC):
     @abstractmethod
     def credit(self) -> int:
         """The publisher may send numbers up to this one."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is held that waits to be settled."""
+        return self.ledger.unsettled > 0
 
     @property
     def is_under_way(self) -> bool:

@@ -113,7 +113,8 @@ class FanOutSender:
         self._policy = policy
         self._quorum = self._acknowledging()
         self._limits = policy.limits
-        self._settles = policy.has_history or policy.whole_runs
+        #: Total order settles by positions (`OfferSender`), not by numbers of this stream.
+        self._settles = policy.settles and not policy.total
         #: Runs that one broker may be sent before it has settled the first; 0: any number.
         self._most_flying = RUNS_UNDER_WAY if policy.whole_runs else 0
         #: Runs by first number, contiguous and in order; the newest ends at next-1.

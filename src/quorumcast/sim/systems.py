@@ -102,11 +102,14 @@ def planted(name: str, system: str = CELL_SYSTEM) -> AbstractContextManager[None
 
     In it drawn scenarios are run, not the variant's own attack.
     """
-    if not name:
-        return nullcontext()
+    return mistaken(variant_named(name, system).patches) if name else nullcontext()
+
+
+def variant_named(name: str, system: str = CELL_SYSTEM) -> Variant:
+    """The known-bad variant of this name."""
     variants = find(system).variants()
     for variant in variants:
         if variant.name == name:
-            return mistaken(variant.patches)
+            return variant
     known = ", ".join(variant.name for variant in variants)
     raise UsageError(f"there is no variant {name!r}; choose one of {known}")

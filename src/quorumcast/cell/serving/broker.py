@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from quorumcast.broadcast.bracha import BrachaRetry
-from quorumcast.broadcast.contract import Vouch, answer_pull
+from quorumcast.broadcast.contract import Retransmit, Vouch, answer_pull
 from quorumcast.broadcast.messages import (
     ChainRun,
     Contents,
@@ -199,7 +198,7 @@ class Broker:
             case Receive(sender=sender, message=message):
                 act = self._dispatch.get(type(message))
                 return [Drop(DropReason.UNEXPECTED, sender)] if act is None else act(event, now)
-            case TimerFired(timer=BrachaRetry(stream=stuck)):
+            case TimerFired(timer=Retransmit(stream=stuck)):
                 self._retransmission.want(stuck)
                 return self._repeat(now)
             case TimerFired(timer=RetransmissionTick()):
@@ -244,7 +243,7 @@ class Broker:
         while (stream := self._retransmission.next(now)) is not None:
             served = self._served.get(stream.data)
             if served is not None:
-                said = served.carrier.handle(TimerFired(BrachaRetry(stream)), now)
+                said = served.carrier.handle(TimerFired(Retransmit(stream)), now)
                 self._retransmission.spend(said)
                 effects += self._finish(served, said)
         return effects + self._retransmission.wait()

@@ -100,10 +100,7 @@ class ServedStream:
     @property
     def waits(self) -> bool:
         """Whether something is held that waits to be settled."""
-        return any(
-            carrier.ledger.unsettled or carrier.sizes().get("instance_bytes")
-            for _, carrier in self.lanes()
-        )
+        return any(carrier.waits for _, carrier in self.lanes())
 
     def close(self) -> None:
         """Drop what is not settled; the rest of the stream can only come from other brokers."""

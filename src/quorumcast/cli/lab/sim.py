@@ -40,7 +40,10 @@ def sim(
         bool, typer.Option("--known-bad", help="Break the code on purpose; checkers must notice.")
     ] = False,
     variant: Annotated[
-        str, typer.Option(help="Plant this known-bad variant in whatever is run.")
+        str,
+        typer.Option(
+            help="Plant this known-bad variant in whatever is run; with --known-bad, try it alone."
+        ),
     ] = "",
     mutants: Annotated[
         bool,
@@ -117,7 +120,7 @@ def sim(
     if known_bad and trace is not None:
         raise UsageError("--known-bad leaves no traces: leave out --trace")
     if known_bad:
-        _known_bad(which.system, json_)
+        _known_bad(which.system, variant, json_)
     elif coverage:
         _coverage(which, seeds=SEEDS if seeds is None else seeds, steer=steer, json_=json_)
     elif plan is not None:
@@ -238,11 +241,11 @@ def _print(report: CampaignFindings) -> None:
         out.print(f"  {failure.replay}", markup=False)
 
 
-def _known_bad(system: str, json_: bool) -> None:
-    from quorumcast.sim.systems import find, try_variant
+def _known_bad(system: str, only: str, json_: bool) -> None:
+    from quorumcast.sim.systems import find, try_variant, variant_named
 
     catches = []
-    variants = find(system).variants()
+    variants = [variant_named(only, system)] if only else find(system).variants()
     with ProgressDisplay() as shown:
         for variant in variants:
             catches.append(try_variant(variant))

@@ -30,6 +30,8 @@ CRASH_LIVE = _policies(lambda policy: policy.live)
 LIVE = _policies(lambda policy: policy.live and not policy.crash_only)
 #: Policies whose brokers settle what they forward, so that one that lies can be outvoted.
 SETTLING = _policies(lambda policy: policy.basis is Basis.SETTLED and not policy.crash_only)
+#: Policies without total order that do not trust publishers.
+FIFO = _policies(lambda policy: not (policy.total or policy.trusts_publishers))
 #: Policies with one order for everything.
 TOTAL = _policies(lambda policy: policy.total)
 HISTORY = _policies(lambda policy: policy.has_history)

@@ -17,7 +17,7 @@ from quorumcast.core.ids import Lane, Millis, NodeId, Stream, total_order
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.faults.cell.base import Tampering
-from quorumcast.faults.cell.catalogue import ALL, CRASH_LIVE, TOTAL
+from quorumcast.faults.cell.catalogue import ALL, CRASH_LIVE, FIFO, TOTAL
 from quorumcast.faults.cell.clients import EquivocatingPublisher
 from quorumcast.faults.cell.entry import CatalogueEntry, FaultContext, Footprint, Role
 from quorumcast.faults.contract import Later
@@ -37,8 +37,6 @@ from quorumcast.sim.cell.mangling import Mangle
 
 #: Number of runs that `Retell` remembers.
 REMEMBERED = 64
-#: Policies without total order that do not trust publishers.
-FIFO = ("ab", "ab+history", "brb", "chain", "chain+history")
 #: The name of the fault `Mangle`, by role.
 MANGLE = {
     Role.BROKER: "mangle",
