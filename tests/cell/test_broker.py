@@ -686,6 +686,26 @@ def test_broker_with_a_journal_does_not_echo_again_what_it_had_settled() -> None
     assert messages([*effects, *synced(effects)], Echo) == []
 
 
+def test_broker_journals_no_later_numbers_for_a_delivered_run_that_retention_removed() -> None:
+    """A straggler repeats its echo of a run of which the beginning is not retained any more."""
+    limits = {"retained_publications": 4, "window": 4, "segment": 4}
+    made = broker(replace(limited("brb", **limits), journal=True))
+    records: list[Record] = []
+    for first, run in ((1, (b"a", b"b", b"c", b"d")), (5, (b"e", b"f"))):
+        digest = root(first, digests(*run))
+        votes = [
+            Receive(b, kind(STREAM, first, digest)) for kind in (Echo, Ready) for b in (B2, B3, B4)
+        ]
+        effects = feed(made.handle, publish(first, *run), *votes)
+        records += [e.record for e in effects if isinstance(e, Persist)]
+    assert Vouched(STREAM, 1, digests(b"a", b"b", b"c", b"d")) in records
+    again = made.handle(Receive(B2, Echo(STREAM, 1, root(1, digests(b"a", b"b", b"c", b"d")))), T0)
+    assert messages([*again, *synced(again)], Ready) == [
+        Ready(STREAM, 1, root(1, digests(b"a", b"b", b"c", b"d")))
+    ]
+    assert [e.record for e in again if isinstance(e, Persist)] == []
+
+
 def positions(effects: list[Effect]) -> list[Positions]:
     return [s.message for s in sent(effects, Positions) if isinstance(s.message, Positions)]
 

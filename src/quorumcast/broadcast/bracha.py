@@ -186,9 +186,12 @@ class Bracha(Carrier):
 
     def echoed(self, first: int) -> tuple[bytes, Bodies] | None:
         if first in self._done:
-            # Contents that came last: it was echoed, and delivered in the same turn.
-            held = self.ledger.read(first, self._done[first][1], MAX_FRAME_BYTES)
-            return None if held is None else (held.digests, held.bodies)
+            # Contents that came last: it was echoed, and delivered in the same turn. Once retention
+            # has removed part of it, it has long been in the journal.
+            _, count, _ = self._done[first]
+            held = self.ledger.read(first, count, MAX_FRAME_BYTES)
+            whole = held is not None and held.first == first and len(held.bodies) == count
+            return (held.digests, held.bodies) if held is not None and whole else None
         instance = self._instances.get(first)
         if instance is None or instance.echoed is None:
             return None
