@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from quorumcast.core import machine as m
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId, Positive
 from quorumcast.core.message import Message
 from quorumcast.crypto.directory import Address, PublicKeys
@@ -44,7 +45,7 @@ from quorumcast.sim.kernel.run import Run
 from quorumcast.sim.kernel.world import World
 from quorumcast.sim.systems import System
 
-RETRY_MS, HOLD_MS = 40, 5
+RETRY_MS, HOLD_MS, HARMS = 40, 5, ("none", "crash", "double")
 
 
 class Token(Message, frozen=True, array_like=True):
@@ -142,9 +143,8 @@ class Doubling:
         self._victim = names[place % len(names)]
 
     def tamper(self, effects: list[m.Effect], now: Millis) -> list[m.Effect | Later]:
-        sends = [effect for effect in effects if isinstance(effect, m.Send)]
-        tokens = [send.message for send in sends if isinstance(send.message, Token)]
-        return [*effects, *(m.Send((self._victim,), token) for token in tokens)]
+        said = [effect.message for effect in effects if isinstance(effect, m.Send)]
+        return [*effects, *(m.Send((self._victim,), it) for it in said if isinstance(it, Token))]
 
 
 class Ring:
@@ -231,9 +231,8 @@ class RingRun(Run[RingPlan, World[RingFacts]]):
 
     def __init__(self, planned: RingPlan) -> None:
         self.ring, weather = Ring(planned.nodes), planned.weather
-        keys, names = self.ring.keyrings(), self.ring.names
-        place = World[RingFacts](planned.seed, keys, FAMILY, weather)
-        model = FaultModel(len(names) - 2, {"double": partial(Doubling, names)})
+        place = World[RingFacts](planned.seed, self.ring.keyrings(), FAMILY, weather)
+        model = FaultModel(planned.nodes - 2, {"double": partial(Doubling, self.ring.names)})
         handle = Adversary(model, place.scheduler, place.network, place.nodes)
         place.judge(RingFacts(handle), [OneHolder()])
         super().__init__(planned, place, bounds={})
@@ -247,16 +246,17 @@ class RingRun(Run[RingPlan, World[RingFacts]]):
 
 
 def draw(seed: int, policy: str | None = None, harm: str | None = None) -> RingPlan:
+    if policy is not None or harm not in (None, *HARMS):
+        raise UsageError(f"a ring has no policies, and these adversaries: {', '.join(HARMS)}")
+    harm = harm or random.Random(f"harm {seed}").choice(HARMS)
     rng = random.Random(f"ring {seed}")
     nodes = rng.randrange(4, 8)
     name, at_ms = rng.choice(Ring(nodes).names), rng.randrange(20, 300)
-    harm = harm or rng.choice(("none", "crash", "double"))
-    acts = (Act(at_ms, "crash", name), Act(at_ms + 60, "restart", name))
     return RingPlan(
         seed=seed,
         nodes=nodes,
         weather=Weather(jitter_ms=rng.choice((0, 5, 20)), loss=rng.choice((0, 50, 150))),
-        acts=acts if harm == "crash" else (),
+        acts=(Act(at_ms, "crash", name), Act(at_ms + 60, "restart", name)) * (harm == "crash"),
         corruptions=(Corruption(name, "double"),) if harm == "double" else (),
         adversary=harm,
     )
@@ -283,7 +283,8 @@ async def serve(me: NodeId, directory: Path, ready: int, lifeline: int, ports: l
         application={Entered: lambda entered: print(entered.number, flush=True)},
         store=DiskStore(directory / f"{me}.store", (Took,)),
     )
-    vars(ears).update(receive=driver.receive, peer_up=driver.peer_up, peer_down=driver.peer_down)
+    for name in ("receive", "peer_up", "peer_down", "unreachable"):
+        setattr(ears, name, getattr(driver, name))
     driver.restore()
     await transport.listen("127.0.0.1", ports[ring.names.index(me)])
     transport.call_peers()

@@ -8,6 +8,7 @@ import pytest
 from tests.ring.ring import ANY_SENDER, Ring, draw
 
 from quorumcast.cli.main import main
+from quorumcast.sim.campaign import replay_of
 from quorumcast.sim.shrink import decode_plan, encode_plan, shrink
 from quorumcast.sim.systems import perform, planted, try_variant
 from quorumcast.testing.bed import Bed, free_ports
@@ -37,6 +38,22 @@ def test_sim_system_that_is_none_is_refused_in_a_sentence(
 ) -> None:
     assert main(["sim", "--system", system, "--seeds", "1"]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [("--adversary", "doubel"), ("--policy", "ab")])
+def test_sim_adversary_or_policy_that_the_ring_does_not_know_is_refused_in_a_sentence(
+    options: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "--system", RING, "--seeds", "1", "--workers", "1", *options]) == 2
+    assert "these adversaries: none, crash, double" in capsys.readouterr().err
+
+
+def test_replay_of_a_ring_names_its_system_and_draws_the_same_plan() -> None:
+    plan = draw(5)
+    assert draw(5, None, plan.adversary) == plan
+    assert replay_of(perform(plan)) == (
+        f"quorumcast sim --system {RING} --start 5 --seeds 1 --adversary {plan.adversary}"
+    )
 
 
 def test_known_bad_variant_of_the_ring_is_caught_and_its_attack_is_otherwise_clean() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quorumcast.cell.serving.served_streams import ServedStreams
-from quorumcast.sim.campaign import replay_command
+from quorumcast.sim.campaign import replay_of
 from quorumcast.sim.cell.known_bad.plans import (
     B2,
     B3,
@@ -206,7 +206,7 @@ def test_machine_that_raises_is_a_violation_with_a_command_that_replays_it(
     outcome = run_scenario(1, "ab", "none")
     assert [violation.property for violation in outcome.violations] == ["Robustness"]
     assert "IndexError" in outcome.violations[0].detail
-    assert "--start 1 " in replay_command(outcome)
+    assert "--start 1 " in replay_of(outcome)
 
 
 def test_broker_that_comes_late_to_a_cell_with_one_dead_broker_takes_part_in_the_end() -> None:

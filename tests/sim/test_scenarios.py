@@ -11,7 +11,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.quorum import Quorums
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
-from quorumcast.sim.campaign import replay_command, run_campaign
+from quorumcast.sim.campaign import replay_of, run_campaign
 from quorumcast.sim.cell.aimed import AIMED
 from quorumcast.sim.cell.harm import WORLD, applicable
 from quorumcast.sim.cell.run import promises_validity
@@ -33,7 +33,7 @@ def test_scenario_adversary_breaks_no_promise(adversary: str) -> None:
     index = ADVERSARIES.index(adversary)
     plan = draw(300 + index, policies[index % len(policies)], adversary)
     outcome = perform(plan)
-    assert outcome.violations == [], replay_command(outcome)
+    assert outcome.violations == [], replay_of(outcome)
     assert outcome.false_accusations == 0
     liars = [corruption.node for corruption in plan.corruptions]
     if promises_validity(plan) and any(name not in liars for name in plan.publishers):
@@ -44,7 +44,7 @@ def test_scenario_adversary_breaks_no_promise(adversary: str) -> None:
 def test_scenario_policy_keeps_its_promises(policy: str) -> None:
     for seed in (1, 2):
         outcome = run_scenario(seed, policy)
-        assert outcome.violations == [], replay_command(outcome)
+        assert outcome.violations == [], replay_of(outcome)
 
 
 def test_scenario_fault_that_settling_brokers_can_prove_leaves_evidence() -> None:

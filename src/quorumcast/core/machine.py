@@ -164,7 +164,7 @@ class Suspicion(enum.Enum):
 
 
 class Send(Effect, frozen=True):
-    """Send one message, with its bodies, to each of these nodes."""
+    """Send one message, with its bodies, to each of these nodes; lost where there is no link."""
 
     to: tuple[NodeId, ...]
     message: Message

@@ -51,7 +51,10 @@ class Directory(Protocol):
 
     @property
     def keys(self) -> Mapping[NodeId, PublicKeys]:
-        """The public keys of every known node; seats are not listed (`holder`)."""
+        """The public keys of every known node.
+
+        A cell's seats, further processes of an identity, are not listed (`holder`).
+        """
 
     def address(self, node: NodeId) -> Address | None:
         """The address of a node; None if it cannot be called."""
@@ -60,7 +63,11 @@ class Directory(Protocol):
         """The nodes that a node calls, and calls again whenever the link ends."""
 
     def is_broker(self, node: NodeId) -> bool:
-        """Whether a node serves others; it is a client otherwise."""
+        """Whether a node serves others; it is a client otherwise.
+
+        Brokers have their own shares of processor time and of connections that are not proven yet.
+        Where all nodes are peers, all are brokers.
+        """
 
 
 def is_kept(directory: Directory, one: NodeId, other: NodeId) -> bool:

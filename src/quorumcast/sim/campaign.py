@@ -75,7 +75,7 @@ class CampaignFindings(msgspec.Struct, kw_only=True):
                     outcome.adversary,
                     first.property,
                     first.detail,
-                    replay_command(outcome, variant),
+                    replay_of(outcome, variant),
                 )
             )
 
@@ -84,15 +84,24 @@ class CampaignFindings(msgspec.Struct, kw_only=True):
         return dict(Counter(failure.property for failure in self.failures))
 
 
-def replay_command(outcome: Outcome, variant: str = "") -> str:
-    """The one command that runs this scenario again."""
+def replay_command(
+    system: str, seed: int | str, policy: str, adversary: str, variant: str = ""
+) -> str:
+    """The one command that runs a scenario again."""
     return (
         "quorumcast sim"
-        + ("" if outcome.system == CELL_SYSTEM else f" --system {outcome.system}")
-        + f" --start {outcome.seed} --seeds 1 "
-        f"--policy {outcome.policy} --adversary {outcome.adversary}"
+        + ("" if system == CELL_SYSTEM else f" --system {system}")
+        + f" --start {seed} --seeds 1"
+        # A system without policies names itself as the kind of its runs.
+        + ("" if policy == system else f" --policy {policy}")
+        + f" --adversary {adversary}"
         + (f" --variant {variant}" if variant else "")
     )
+
+
+def replay_of(outcome: Outcome, variant: str = "") -> str:
+    """The one command that runs the scenario of an outcome again."""
+    return replay_command(outcome.system, outcome.seed, outcome.policy, outcome.adversary, variant)
 
 
 def _run_seeds(

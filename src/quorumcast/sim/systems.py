@@ -33,7 +33,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a system that the simulator uses."""
 
     plan: type[Plan]
-    #: Returns the plan for a seed, a policy and an adversary (None: any).
+    #: Returns the plan for a seed, a policy and an adversary (None: any), or raises `UsageError`.
+    #: Naming those that a seed draws gives the same plan: a generator of their own chooses them.
     draw: Callable[[int, str | None, str | None], Plan]
     run: Callable[[Any], Run[Any, Any]]
     tracing: Tracing = Tracing()

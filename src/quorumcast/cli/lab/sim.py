@@ -276,7 +276,7 @@ def _known_bad(system: str, only: str, json_: bool) -> None:
 def _coverage(which: ScenarioOptions, *, seeds: int, steer: bool, json_: bool) -> None:
     """Run scenarios and print the reached states; exit code 1 if a property was violated."""
     from quorumcast.manifest.policy import POLICY_NAMES
-    from quorumcast.sim.campaign import replay_command
+    from quorumcast.sim.campaign import replay_of
     from quorumcast.sim.coverage.explore import explore
     from quorumcast.sim.coverage.states import known_states
 
@@ -297,7 +297,7 @@ def _coverage(which: ScenarioOptions, *, seeds: int, steer: bool, json_: bool) -
     policies = POLICY_NAMES if which.one_policy is None else (which.policy,)
     unreached = exploration.unreached(policies)
     known = sum(state.policy in policies for state in known_states())
-    replays = [replay_command(outcome) for outcome in exploration.failed]
+    replays = [replay_of(outcome) for outcome in exploration.failed]
     if json_:
         print_json(
             {

@@ -34,6 +34,7 @@ from quorumcast.pipeline.campaign.scenarios import (
     run_seeds,
 )
 from quorumcast.pipeline.lazy import sql
+from quorumcast.sim.campaign import replay_command
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -232,7 +233,7 @@ def _failures(
         .collect()
     )
     (path / FAILURES).mkdir()
-    return [_failure(row.asDict(), path, choice.variant) for row in found], len(known) - len(chosen)
+    return [_failure(row.asDict(), path, choice) for row in found], len(known) - len(chosen)
 
 
 def failure_modes(groups: list[Row]) -> list[Row]:
@@ -256,8 +257,8 @@ def choose_modes(known: list[Row]) -> list[Row]:
     return chosen
 
 
-def _failure(row: Row, path: Path, variant: str) -> FailureMode:
-    planted = f" --variant {variant}" if variant else ""
+def _failure(row: Row, path: Path, choice: ScenarioChoice) -> FailureMode:
+    planted = f" --variant {choice.variant}" if choice.variant else ""
     plan = ""
     if row["plan"]:
         name = f"{row['property']}-{row['policy']}-{row['adversary']}-{row['seed']}"
@@ -267,8 +268,9 @@ def _failure(row: Row, path: Path, variant: str) -> FailureMode:
     copied = ("property", "detail", "policy", "adversary", "seed", "count", "acts", "acts_left")
     return FailureMode(
         **{name: row[name] for name in copied},
-        replay=f"quorumcast sim --start {row['seed']} --seeds 1 --policy {row['policy']} "
-        f"--adversary {row['adversary']}{planted}",
+        replay=replay_command(
+            choice.system, row["seed"], row["policy"], row["adversary"], choice.variant
+        ),
         plan=plan,
         replay_plan=f"quorumcast sim --plan {plan}{planted}" if plan else "",
     )

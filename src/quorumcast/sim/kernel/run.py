@@ -88,7 +88,7 @@ class Run(Generic[Planned, Place]):
         try:
             self._execute()
         except Exception as error:  # any exception is a finding, and its seed is worth reporting
-            failure = f"a machine failed: {type(error).__name__}: {error}"
+            failure = f"the run raised {type(error).__name__}: {error}"
             self.world.facts.violate("Robustness", failure)
         return self._outcome()
 
