@@ -190,7 +190,7 @@ def test_manifest_with_wrong_fields_is_refused_and_names_the_field(
 
 @pytest.mark.parametrize("data", [b"", b"cell: demo", DATA[:-1], b"\xff\xfe"])
 def test_manifest_that_is_not_json_is_refused(data: bytes) -> None:
-    with pytest.raises(UsageError, match=r"^cell.json is not JSON, and no manifest; name"):
+    with pytest.raises(UsageError, match=r"^cell.json is not JSON, so it is no manifest; name"):
         parse_manifest(data, source="cell.json")
 
 

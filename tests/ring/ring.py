@@ -150,7 +150,7 @@ class Doubling:
 class Ring:
     """The directory: every node keeps links to all others."""
 
-    instance, epoch = "ring", 1
+    title, instance, epoch = "list of nodes", "ring", 1
 
     def __init__(self, count: int, ports: Sequence[int] = ()) -> None:
         self.names = tuple(NodeId(f"node-{n}") for n in range(count))

@@ -42,8 +42,8 @@ def test_greeting_both_honest_sessions_open_each_others_packets() -> None:
     [
         ({"protocol": 99}, "speaks protocol 1 and you speak 99"),
         ({"instance": "elsewhere"}, "belongs to 'test', which is not"),
-        ({"epoch": 0}, "yours is epoch 0: fetch the current directory (for a cell, its manifest)"),
-        ({"epoch": 7}, "give broker-1 the current directory"),
+        ({"epoch": 0}, "yours is epoch 0: fetch the current manifest"),
+        ({"epoch": 7}, "give broker-1 the current manifest"),
         ({"to": NodeId("broker-2")}, "this is broker-1 and not the node that you called"),
         ({"sender": NodeId("mallory")}, "does not list you"),
         ({"sender": NodeId("m" * 1000)}, "does not list you"),

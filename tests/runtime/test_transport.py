@@ -632,7 +632,7 @@ def test_farewell_reason_and_newer_epoch_reach_the_caller() -> None:
             on_other_epoch=epochs.append,
         )
         alice.call_peers()
-        await until(lambda: "fetch the current directory" in alice.troubles()[BROKER].sentence)
+        await until(lambda: "fetch the current manifest" in alice.troubles()[BROKER].sentence)
         assert epochs[0] == 2
         assert heard.up == []
         alice.renew(later, greeter(later, cell.identities[ALICE]))

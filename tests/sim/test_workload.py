@@ -75,4 +75,4 @@ def test_sim_replays_a_workload_from_its_files(
     assert main(command) == 0
     assert "84 of 84 deliveries" in capsys.readouterr().out
     assert main([*command, "--known-bad"]) == 2
-    assert "choose one" in capsys.readouterr().err
+    assert "exclude each other; give one" in capsys.readouterr().err

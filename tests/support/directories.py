@@ -12,6 +12,8 @@ from quorumcast.crypto.identity import Identity
 class Peers:
     """One epoch of a network of peers."""
 
+    title = "list of peers"
+
     def __init__(
         self,
         identities: Iterable[Identity],

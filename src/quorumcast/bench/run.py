@@ -143,7 +143,10 @@ class WorkerBed(Bed):
                 raise UsageError(f"{name} did not end: {self._failure(name)}") from None
             if code:
                 raise UsageError(f"{name} failed: {self._failure(name)}")
-            result = self._result(name, kind)
+            try:
+                result = self._result(name, kind)
+            except OSError:
+                raise UsageError(f"{name} left no result: {self.last_words(name)}") from None
             if result.failure:
                 raise UsageError(f"{name} failed: {result.failure}")
             results.append(result)

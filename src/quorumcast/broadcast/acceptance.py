@@ -6,11 +6,11 @@ which overrules nothing: it can only name what votes could have decided too. Con
 whichever broker sends them first with the right hash; a decided number whose body does not come is
 pulled from a broker that voted for it.
 
-Votes are counted per range of consecutive numbers (`vote_ranges`), normally a run. The plain twin
-in `tests/broadcast/plain_acceptance.py` counts per number; the two must never differ.
+Votes are counted per range of consecutive numbers (`vote_ranges`), normally a run. The simple
+reference in `tests/broadcast/plain_acceptance.py` counts per number; the two must never differ.
 
-Thresholds: `core.quorum.accept_votes`; on a chain all of the last f+1 brokers of the chain, or 2f+1
-of those that chains are drawn from, by whatever chains it came to them.
+Thresholds: `core.quorum.accept_votes`; on a chain all of its last f+1 brokers, or 2f+1 of those
+that chains are drawn from, even if the run reached them by different chains.
 Source: Freeman §3 (algorithms 3, 6, 9). Ours: votes without bodies, pulls, ranges.
 """
 
@@ -69,8 +69,8 @@ def _all_voted(tally: Tally[Value], value: Value, brokers: tuple[NodeId, ...]) -
 def _voted_alike(tally: Tally[Value], value: Value, brokers: tuple[NodeId, ...]) -> int:
     """How many of these voted for the same contents, by any chain.
 
-    When a publisher changes its chain, a run that every broker holds may have come to each of them
-    by another one, and no chain's last brokers agree on the way.
+    When a publisher changes its chain, a run may have reached each broker by a different one, so
+    that no chain's last brokers all vote for that chain.
     """
     votes = tally.votes()
     return sum(broker in votes and votes[broker][0] == value[0] for broker in brokers)
@@ -137,7 +137,7 @@ class Acceptor:
 
     @property
     def stuck(self) -> bool:
-        """Whether something beyond `next` is known but its turn does not come."""
+        """Whether something is known that is not delivered yet."""
         return bool(self._ranges)
 
     @property
@@ -273,7 +273,7 @@ class Acceptor:
             earlier = tally.vote_of(broker)
             if earlier is None or earlier[0] != digests:
                 effects = [
-                    # A history may have corrected it.
+                    # Suspected, not accused: a history may have corrected an honest broker.
                     self._suspect(broker, Suspicion.EQUIVOCATION, number)
                     for number in range(span.first, span.first + span.count)
                 ]
@@ -351,7 +351,10 @@ class Acceptor:
     # ------------------------------------------------------------ delivery
 
     def deliver(self, awaited: tuple[NodeId, ...] = ()) -> list[Effect]:
-        """Hand out whatever is decided, complete and due, and has the votes of those awaited."""
+        """Hand out what is decided, complete and due.
+
+        `awaited` brokers must have voted as well, for whatever contents (excerpts).
+        """
         effects: list[Effect] = []
         while (span := self._ranges.get(self.next)) is not None:
             bodies = None if span.decided is None else span.bodies.get(span.decided)

@@ -342,7 +342,7 @@ class Ledger:
         return StoredRun(first, self.digests(first, len(bodies)) or b"", bodies, order)
 
     def let_go(self, count: int) -> None:
-        """Drop the oldest publications."""
+        """Let go of the oldest publications: retention does not keep them."""
         gone = range(self.base, self.base + count)
         self._drop(gone)
         self.base = gone.stop

@@ -405,7 +405,7 @@ class HistorySender(FanOutSender):
 
     @property
     def undelivered(self) -> int:
-        """The first number whose history some broker may not have settled."""
+        """The first number whose history is not settled by enough brokers."""
         return self._begins[max(self.base, self._settled_by_enough() + 1)]
 
     def due(self, broker: NodeId) -> int:

@@ -122,7 +122,7 @@ class VoteRanges:
             self.split(span, [edge - span.first for edge in edges if span.first < edge < stop])
 
     def region(self, first: int, count: int, *, create: bool) -> list[VoteRange]:
-        """The ranges of a range, in order; none of them sticks out of it."""
+        """The vote ranges that cover these numbers, in order and cut to fit."""
         end = first + count
         self.split_at(first, end)
         found: list[VoteRange] = []

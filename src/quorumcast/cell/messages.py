@@ -164,7 +164,7 @@ class Regained(Message, frozen=True, array_like=True):
 
 
 class Taken(Message, frozen=True, array_like=True):
-    """I have executed the decision on an epoch: signed, as a proof for others."""
+    """I am in an epoch (of a log: I have executed its decision): signed, as a proof for others."""
 
     statement: Signed
 

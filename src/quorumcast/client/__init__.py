@@ -13,14 +13,20 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quorumcast.client.api import *  # noqa: F403
+else:
 
+    def __getattr__(name: str) -> object:
+        # Modules of this package and the interpreter's own names are not the API's.
+        if not name.startswith("__") or name == "__all__":
+            api = import_module("quorumcast.client.api")
+            if name in (*api.__all__, "__all__"):
+                return getattr(api, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
-        raise AttributeError(f"module 'quorumcast.client' has no attribute {name!r}")
-    return getattr(importlib.import_module("quorumcast.client.api"), name)
+    def __dir__() -> list[str]:
+        return sorted((*globals(), *import_module("quorumcast.client.api").__all__))

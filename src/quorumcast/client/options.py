@@ -90,9 +90,13 @@ class PublisherOptions(_ChannelOptions, frozen=True, kw_only=True):
     ] = None
     valid_for_s: Annotated[
         float | None,
-        Meta(description="Subscribers skip events that are older; 0 is forever."),
+        Meta(
+            description="Subscribers skip events older than this; 0: never, None: channel default."
+        ),
     ] = None
-    urgent: Annotated[bool, Meta(description="Overtake other publications.")] = False
+    urgent: Annotated[
+        bool, Meta(description="Overtake what this node's other publishers publish.")
+    ] = False
     resume: Annotated[
         Resumption | None,
         Meta(description="Resume the stream of this name and epoch; see `client.resuming`."),
@@ -116,7 +120,8 @@ class SubscriptionOptions(_ChannelOptions, frozen=True, kw_only=True):
         Start,
         Meta(
             description="'latest' (publications from now on), 'earliest' (everything that brokers "
-            "hold), an aware datetime, or, with total order, a position."
+            "hold), an aware datetime (the first publication at or after it), or, with total "
+            "order, a position."
         ),
     ] = LATEST
     until: Annotated[
@@ -216,7 +221,10 @@ def takes(
             parameter.replace(annotation=kinds[name])
             for name, parameter in inspect.signature(options).parameters.items()
         ]
-        call.__signature__ = inspect.Signature([own, *taken])  # type: ignore[attr-defined]
+        returned = inspect.signature(method).return_annotation
+        call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [own, *taken], return_annotation=returned
+        )
         lines = [f"{name}: {meaning}" for name, meaning in meanings(options).items()]
         texts = (inspect.getdoc(method), inspect.getdoc(options), "\n".join(lines))
         call.__doc__ = "\n\n".join(text or "" for text in texts)

@@ -42,6 +42,10 @@ class Directory(Protocol):
     """The nodes of one system instance, in one epoch."""
 
     @property
+    def title(self) -> str:
+        """What users of this kind of system call it, such as "manifest"."""
+
+    @property
     def instance(self) -> str:
         """The name of this cell, tree, overlay or network, on which two nodes must agree."""
 

@@ -149,7 +149,7 @@ def parse_manifest(
         ) from None
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise UsageError(
-            f"{source} is not JSON, and no manifest; name the file that 'quorumcast init' made"
+            f"{source} is not JSON, so it is no manifest; name the file that 'quorumcast init' made"
         ) from None
     manifest = signed.manifest
     if operator is not None and manifest.operator != operator:

@@ -174,6 +174,11 @@ class Manifest(
     # ------------------------------------------- the directory of the transport
 
     @property
+    def title(self) -> str:
+        """What users call this directory."""
+        return "manifest"
+
+    @property
     def instance(self) -> str:
         """The name of the cell, on which two nodes must agree before they talk."""
         return self.cell

@@ -7,21 +7,23 @@
 Everybody draws the same conclusion from the statements in a Sync (`conclude`):
 
     a value v accepted in regency r is kept if
-      A1  a quorum accepted nothing there, or in an earlier regency, or v itself in r, and
-      A2  f+1 brokers wrote v in r or later (so v is not a liar's invention);
+      A1  each broker of a quorum accepted nothing in the instance, or something in a regency
+          before r, or v in r, and
+      A2  f+1 brokers (one, where brokers only crash) wrote v in r or later, so v is no invention;
     an instance is empty if a quorum accepted nothing in it;
     otherwise more statements are needed.
 
 Why a decided value survives: a quorum accepted v in r, so every quorum of A1 shares a correct
-broker with it, whose statement is about v in r or about a later regency. In later regencies no
+broker with it, whose statement is about v in r or about a later regency: A1 fails for other values
+of r or earlier, and the instance does not count as empty. In later regencies no
 correct broker wrote anything but v, for the same reason, so A2 fails for other values. Only the
 leader of a regency may send its Sync: two brokers with different conclusions would not accept one
 another's proposals.
 
 Source: FIT-Broker §4.4.3 and Mod-SMaRt; the rule is that of PBFT without signatures on the fast
 path (Castro and Liskov 2002). Ours: only these statements are signed, so ordering costs no
-signature per instance. The document's crash-mode election (appendix B) has no such phase and can
-lose a decided batch; here both quorum systems share this one.
+signature per instance. FIT-Broker's crash-mode election (appendix B) has no such phase and can lose
+a decided batch; here crash and Byzantine logs both use this one.
 """
 
 from __future__ import annotations
@@ -39,13 +41,14 @@ from quorumcast.ordering.execution import Execution
 from quorumcast.ordering.genesis import Genesis
 from quorumcast.ordering.messages import Fetch, Standing, Stop, StopData, Sync
 
-#: How long nothing may be ordered while offers wait; doubled with every leader that orders nothing,
-#: so that in a slow network some leader has time enough.
+#: How long nothing may be ordered while offers wait; doubled with every request for another
+#: leader until something is ordered, so that in a slow network some leader has time enough.
 LEADER_TIMEOUT_MS = 600
 MAX_LEADER_TIMEOUT_MS = 8 * LEADER_TIMEOUT_MS
 #: How long one offer may wait while others are ordered.
 CENSORSHIP_TIMEOUT_MS = 6000
-#: Offers forwarded to the leader at a time, and while others are ordered: a busy leader has most.
+#: Most offers forwarded to the leader at a time: while nothing is ordered, and while other offers
+#: are (the leader has most of them then).
 FORWARDED, FORWARDED_BESIDE = 64, 4
 
 
@@ -180,8 +183,9 @@ class LeaderChange:
         self._pending: tuple[Conclusion, Sync] | None = None
         #: The Sync of this regency, if this broker leads it.
         self._sync: Sync | None = None
+        #: When this broker entered the regency or, later, sent or got its Sync.
         self.entered_at = Millis(0)
-        #: On a durable log: the disk says that earlier regencies are left for good.
+        #: On a durable log: the newest regency whose `Moved` is on disk.
         self.moved = 0
 
     @property
@@ -227,10 +231,12 @@ class LeaderChange:
     def send_stop_data(self, now: Millis) -> list[Effect]:
         """Tell the leader what this broker accepted and wrote; again with whatever is new."""
         consensus, keyring = self._consensus, self._keyring
+        # It is not needed any more, or this broker does not know what it did.
         if consensus.synced or consensus.late or consensus.decided < consensus.blind:
             return []
+        # After a crash before that is on disk, it could contradict its statement.
         if self._durable and consensus.regency > self.moved:
-            return []  # a statement that is forgotten might be contradicted
+            return []
         statement = StopStatement(
             cell=keyring.instance,
             log=self._log,
@@ -311,7 +317,7 @@ class LeaderChange:
         ]
         known = {stated.broker: stated for stated in shown if stated is not None}
         if not all(map(self._genesis.is_same_log, known.values())):
-            # Perhaps its leader did not know better: it is no reason to suspect it.
+            # The leader may not know the id of the log yet, and so cannot tell: no suspicion.
             return [Drop(DropReason.OTHER_LOG, sender)]
         conclusion = (
             None
@@ -393,7 +399,7 @@ class LeaderTimeout:
         if synced and waited > self._timeout_ms // 2:
             effects += self._forward(FORWARDED, now)
             if self._execution.oldest is None:
-                return effects  # there was nothing that a leader could have proposed
+                return effects  # all that waited had a forged signature, and was dropped
         elif synced and min(passed_over, now - self._forwarded_at) > LEADER_TIMEOUT_MS:
             self._forwarded_at = now
             effects += self._forward(FORWARDED_BESIDE, Millis(now - LEADER_TIMEOUT_MS))
@@ -405,11 +411,12 @@ class LeaderTimeout:
 
     def _forward(self, most: int, before: Millis) -> list[Effect]:
         leader = self._consensus.leader
+        # Also if this broker leads: offers with a forged signature are dropped.
         waiting = self._execution.offers.genuine(most)
         if leader not in self._consensus.peers:
             return []
         forwarded: list[Effect] = [
             Send((leader,), held.offer, held.bodies) for held in waiting if held.arrived <= before
         ]
-        epoch = self._execution.epochs.waiting
-        return forwarded if epoch is None else [*forwarded, Send((leader,), *epoch)]
+        manifest = self._execution.epochs.waiting
+        return forwarded if manifest is None else [*forwarded, Send((leader,), *manifest)]

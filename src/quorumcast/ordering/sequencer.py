@@ -1,7 +1,7 @@
 """One log of a broker: offers in, consensus among the brokers, positions out.
 
-Composes the rest of this room and adds what belongs to none of it: when to propose, when to
-execute, when to retransmit, and how to restart from disk.
+Composes the other modules of this package and adds what belongs to none of them: when to propose,
+when to execute, when to retransmit, and how to restart from disk.
 """
 
 from __future__ import annotations

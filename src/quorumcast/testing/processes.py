@@ -1,4 +1,7 @@
-"""Starts processes of this package in milliseconds (`fork_server`); handled like a `Popen`."""
+"""Processes of this package that start in milliseconds, handled like a `Popen`.
+
+Imports take half a second, so children are forked from a process that has them (`fork_server`).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ class Child:
 
     def _look(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._report], [], [], timeout)[0]:
-            # Empty if the fork server has ended: then nobody knows the exit code.
+            # Empty if the fork server has ended: then nobody knows the exit code, and a child that
+            # still runs can no longer be signalled.
             self.returncode = int(os.read(self._report, 16) or -signal.SIGKILL)
             os.close(self._report)
         return self.returncode
@@ -111,13 +115,13 @@ class Processes:
         return self._asking
 
     def close(self) -> None:
-        """End the fork server; its children go on."""
+        """End the fork server; its children go on, but count as ended here."""
         if self._asking is not None and self._fork_server is not None:
             self._asking.close()
             self._fork_server.wait()
             self._asking = self._fork_server = None
 
 
-#: The processes of this process.
+#: The fork server that all tests of this process share.
 PROCESSES = Processes()
 atexit.register(PROCESSES.close)

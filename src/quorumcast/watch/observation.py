@@ -69,7 +69,7 @@ LABEL_COLUMNS = {
 BY_OBSERVER = "observer="
 
 
-#: Limit of each memory that peers can feed.
+#: Most keys in each memory that peers can feed; a tally under a key has a vote per node at most.
 MAX_REMEMBERED = 4096
 
 _K = TypeVar("_K")

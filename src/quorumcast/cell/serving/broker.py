@@ -363,11 +363,12 @@ class Broker:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
         if served.closed and not isinstance(message, Pull):
             return [Drop(DropReason.UNKNOWN_STREAM, sender)]
-        whole_runs = served.entry.policy.whole_runs
         if (
             self._journal
             and _would_vouch(served, message)
-            and self._journal.contradicted_by(event, data, whole_runs=whole_runs)
+            and self._journal.contradicted_by(
+                event, data, whole_runs=served.entry.policy.whole_runs
+            )
         ):
             # A publisher is suspected only for messages of its own.
             blame = [Suspect(sender, Suspicion.EQUIVOCATION, data)] if own else []
@@ -382,8 +383,8 @@ class Broker:
     def _may_answer(self, served: ServedStream, event: Receive, lane: Lane, now: Millis) -> bool:
         """Whether a peer's message is within the budget for repeated messages.
 
-        Only echoes of runs that are delivered count, and chain runs that came before: each broker
-        further down the chain verifies those again.
+        Pulls of brokers count, echoes of runs that are delivered, and chain runs that came before:
+        each broker further down the chain verifies those again.
         """
         carrier, message = served.lane(lane), event.message
         if isinstance(message, ChainRun):

@@ -1,7 +1,8 @@
 """What peers hold: the reports on which a broker bases state transfer.
 
 A broker reports only *final* digests, which it would sign (`Carrier.final`) and which do not change
-any more. `peers_needed` says how many peers must report the same digest of a number.
+any more. `peers_needed` says how many peers must report the same digest of a number. Streams that
+too few peers report are in doubt (`StreamsInDoubt`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from quorumcast.manifest.view import View
 def recoverable(entry: ChannelEntry) -> bool:
     """Whether brokers of this channel get back from one another what they lost.
 
-    A log has its own way. On a chain nobody can vote without the MACs that came with a number.
+    Total order recovers through its log (`ordering`). On a chain nobody can vote without the MACs
+    that came with a number.
     """
     return not (entry.policy.total or entry.policy.chained)
 
@@ -91,7 +93,7 @@ class Holdings:
         self._view = view
         #: The last report of each peer on each channel; only streams of entitled publishers.
         self._told: dict[tuple[Channel, NodeId], dict[Stream, Position]] = {}
-        #: The same by stream: a liar may name a thousand on every channel, and is asked often.
+        #: The same by stream, since `of` is called often; a liar may name thousands of streams.
         self._by_stream: dict[Stream, dict[NodeId, Position]] = {}
         #: What `streams` returns, until the next report.
         self._streams: list[Stream] | None = None
@@ -152,7 +154,7 @@ class Holdings:
         return [peer for name, peer in self._told if name == channel]
 
     def streams(self) -> list[Stream]:
-        """Every stream that so many peers report that it exists: liars may invent any number."""
+        """Streams that one correct peer at least reports; liars may invent any number."""
         if self._streams is None:
             enough = {
                 entry.name: min(self.needed(entry), self._view.quorums.one_correct)
@@ -168,11 +170,13 @@ class Holdings:
     def endings(self, channel: Channel) -> dict[Stream, int]:
         """Streams that enough peers report to be over, and before which number they ended.
 
-        Enough: so many that one is correct. A correct broker ends whole streams only by retention,
-        and so may all others.
+        Enough: so many that one is correct. A correct broker ends a whole stream only when
+        retention allows it, so all others may end it too.
         """
         entry = self._view.channel(channel)
-        enough = 0 if entry is None else self.needed(entry, after=True)
+        if entry is None:
+            return {}
+        enough = self.needed(entry, after=True)
         ends: dict[Stream, list[int]] = {}
         for (name, _), ended in self._ended.items():
             for stream, end in ended.items() if name == channel else ():
@@ -190,7 +194,7 @@ class Holdings:
         return peers_needed(self._view.quorums, entry.policy, lane, after=after)
 
     def end(self, entry: ChannelEntry, stream: Stream, first: int | None = None) -> int:
-        """The end that enough peers reach to go on after what is held; 0 if too few do.
+        """Up to where enough peers hold a stream for this broker to go on there; 0 if too few do.
 
         With `first`, of those peers that hold the stream from that number on.
         """
@@ -234,7 +238,9 @@ class Holdings:
     def reach(self, entry: ChannelEntry, stream: Stream, end: int, own: int) -> bool:
         """Whether enough peers had reached a number when they reported."""
         reports = self.of(stream).values()
-        return sum(report.next >= end for report in reports) >= self.needed(entry) - own
+        return (
+            sum(report.next >= end for report in reports) >= self.needed(entry, stream.lane) - own
+        )
 
     def may_exist(self, entry: ChannelEntry, stream: Stream) -> bool:
         """Whether so many peers report a stream that it may exist, but too few to fetch it.
@@ -253,9 +259,11 @@ class StreamsInDoubt:
     """Streams that this broker may have forgotten, where too few peers hold enough to tell.
 
     A broker that restarts hears of a stream from too few peers to believe them. Either it forgot
-    the stream or they lie. The publisher may be about to send the stream to the other peers; if
-    this broker took it for a lie, and the next broker were restarted, the stream would be lost. So
-    a broker waits for it for a bounded time.
+    the stream or they lie. The publisher may be about to send the stream to the other peers: if
+    this broker counted as recovered, and a rolling restart went on to the next one, the stream
+    would be lost. So it reports the stream as lacking (`Recovery.lacking`) until peers reach it, or
+    for UNANSWERED ticks without progress. The same holds for streams of which it has only the part
+    from some number on, which too few peers have reached.
     """
 
     __slots__ = ("_entry", "_holdings", "_journal", "_reached", "_reported", "_served", "_ticks")
@@ -273,7 +281,7 @@ class StreamsInDoubt:
         self._entry = entry
         #: Ticks for which each stream has been waited for while its peers made no progress.
         self._ticks: dict[Stream, int] = {}
-        #: The most progress that the peers of a stream ever made, as a sum of numbers.
+        #: The highest sum, over peers, of how far each had come towards this broker's beginning.
         self._reached: dict[Stream, int] = {}
         #: Streams of peers' first reports, as long as this broker may have forgotten them; of each
         #: peer, channel and publisher at most streams_per_publisher.
@@ -304,8 +312,9 @@ class StreamsInDoubt:
         if entry is None or self._ticks.get(stream, 0) >= UNANSWERED:
             return False
         if served is None or not served.ledger(stream.lane).begun:
-            known = stream.lane is Lane.HISTORY or self._served.over(stream)
-            return self._holdings.may_exist(entry, stream) and not known
+            # A history is not in doubt alone: its stream is.
+            in_doubt = stream.lane is Lane.DATA and not self._served.over(stream)
+            return in_doubt and self._holdings.may_exist(entry, stream)
         carrier = served.lane(stream.lane)
         end = carrier.final_from
         own = own_report(entry, self._journal, stream, end)

@@ -12,7 +12,7 @@ Without a log the operator's file is enough. But where it changes the brokers or
 it only once n-f brokers are in the present epoch or a later one: quorums of successive epochs
 intersect, others need not. A broker that waits repeats its own statement, which others may lack.
 
-A broker that has been away gets the statements with the greeting of others (`EpochProof`). It
+A broker that has been away gets the statements with the farewell of others (`EpochProof`). It
 believes f+1 of them by brokers of the epoch that it knows, about any later epoch.
 """
 

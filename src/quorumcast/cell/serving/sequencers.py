@@ -63,8 +63,8 @@ class Sequencers:
     """The logs of one broker."""
 
     __slots__ = (
-        "_around",
         "_by_log",
+        "_contexts",
         "_judged",
         "_life",
         "_older",
@@ -90,7 +90,7 @@ class Sequencers:
         self._judged = (b"", 0)
         self._by_log: dict[Protection, Sequencer] = {}
         #: The context of each log; it changes with the epoch.
-        self._around: dict[Protection, LogContext] = {}
+        self._contexts: dict[Protection, LogContext] = {}
         self._start_logs()
 
     def begin_epoch(self) -> list[Effect]:
@@ -99,8 +99,8 @@ class Sequencers:
         self._older = ()
         self._judged = (b"", 0)
         for log, sequencer in self._by_log.items():
-            around = self._around[log]
-            around.members, around.epoch = view.brokers, view.epoch
+            context = self._contexts[log]
+            context.members, context.epoch = view.brokers, view.epoch
             sequencer.begin_epoch(view.quorums.of_log(log))
         ordered = bool(self._by_log)
         self._start_logs()
@@ -143,7 +143,7 @@ class Sequencers:
     def _start(self, log: Protection) -> Sequencer:
         view = self._view
         mine = [c.policy for c in view.channels if c.policy.log is log]
-        around = LogContext(
+        context = LogContext(
             view.brokers,
             view.keyring,
             view.hash,
@@ -158,11 +158,11 @@ class Sequencers:
             epoch=view.epoch,
             follows=self._follows,
         )
-        self._around[log] = around
+        self._contexts[log] = context
         return Sequencer(
             log,
             view.quorums.of_log(log),
-            around,
+            context,
             durable=any(policy.journal for policy in mine),
             window=max(policy.limits.pipeline for policy in mine),
             checkpoint=max(policy.limits.checkpoint for policy in mine),

@@ -209,10 +209,10 @@ class ServedStreams:
         return self._by_stream.get(data)
 
     def _make_carrier(self, data: Stream, entry: ChannelEntry) -> Carrier:
-        around = CarrierContext(self._view, entry.policy, self._readers)
-        carrier = type(self).carriers[entry.policy.broadcast](data, around)
+        context = CarrierContext(self._view, entry.policy, self._readers)
+        carrier = type(self).carriers[entry.policy.broadcast](data, context)
         if entry.policy.has_history:
-            carrier = History(data, around, carrier)
+            carrier = History(data, context, carrier)
         carrier.begin_at(self._released(data), self._released(data.history))
         return carrier
 

@@ -179,7 +179,7 @@ class Recaller:
     def _gone(self, interest: Interest) -> list[Effect]:
         """Positions that too few brokers still hold."""
         wanted = self._wanted.get(interest.channel, {})
-        # Brokers that are down may hold more, but are not waited for for ever.
+        # Brokers that are down may hold more, but are waited for only so long.
         patient = self._tries.get(interest.channel, 0) < PATIENT_TRIES
         stream = total_order(interest.channel)
         oldest = interest.reports.oldest(stream, of_those_who_answer=not patient)

@@ -33,8 +33,8 @@ class NewWorkload(msgspec.Struct, kw_only=True):
     """The options of every command that makes a workload."""
 
     output: Annotated[Path, typer.Option("--output", "-o", help="The workload's directory.")]
-    nodes: Annotated[int, typer.Option(help="Nodes that publish and subscribe.")] = 100
-    mean: Annotated[float, typer.Option(help="Subscriptions of a node that chooses topics.")] = 5.0
+    nodes: Annotated[int, typer.Option(help="Nodes, which users are mapped to.")] = 100
+    mean: Annotated[float, typer.Option(help="Subscriptions of a node, if it may choose.")] = 5.0
     exponent: Annotated[float, typer.Option(help="Of zipf (1) or powerlaw (2.2).")] = 0.0
     seed: Annotated[int, typer.Option(help="Everything that is drawn follows from it.")] = 1
     partitions: Annotated[int, typer.Option(help="Files of events; 0 chooses.")] = 0

@@ -33,8 +33,9 @@ class DeadLetter(msgspec.Struct, frozen=True, tag="dead-letter-1", tag_field="ki
 
     channel: str
     subscription: str
+    #: In the channel's total order.
     position: int
-    #: Publisher, stream and number of the publication.
+    #: Publisher, stream and number of the publication; "" and 0 if brokers no longer retain it.
     publisher: str
     incarnation: int
     number: int
@@ -83,9 +84,10 @@ _letters: msgspec.msgpack.Decoder[DeadLetter] = msgspec.msgpack.Decoder(DeadLett
 async def publish_letter(
     node: Connection, channel: str, letter: DeadLetter, wanted: Callable[[], bool]
 ) -> None:
-    """Publish a letter; while the channel has no room for another publisher, try again.
+    """Publish a letter; try again while it is `wanted` and we may publish there.
 
-    Raises `UsageError` if the channel no longer exists, or if we may no longer publish on it.
+    Normally a refusal means that the channel has no room for another publisher just now. Raises the
+    last `UsageError`.
     """
     while True:
         try:

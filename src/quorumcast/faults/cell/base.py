@@ -45,7 +45,7 @@ class Tampering:
         self.context = context
 
     def tamper(self, effects: list[Effect], now: Millis) -> list[Effect | Later]:
-        """Rewrite every `Send`."""
+        """Rewrite every `Send`; a `Later` is carried out after a while."""
         result: list[Effect | Later] = []
         for effect in effects:
             if isinstance(effect, Send):
@@ -102,7 +102,7 @@ def channel_of(message: Message) -> Channel | None:
 
 
 def other_digest(digest: bytes, salt: bytes = b"") -> Digest:
-    """Another digest, the same one every time."""
+    """Another digest, the same one every time, so that repeated lies agree."""
     return Digest(hashlib.sha256(b"not" + salt + digest).digest())
 
 
@@ -118,12 +118,12 @@ def with_other_digests(message: Run, salt: bytes = b"") -> Run:
 
 
 def on_stream(message: Message, stream: Stream) -> Message:
-    """The same message about another stream."""
+    """The same message about another stream; unchanged if it is not about a stream."""
     return replace(message, stream=stream) if isinstance(message, STREAMED) else message
 
 
 def revouched(message: ChainRun | Vote, context: FaultContext) -> ChainRun | Vote:
-    """The same run with this node's own MACs computed anew, so that they cover what it says."""
+    """The same run with this node's own MACs computed anew, so that they verify."""
     vouchers = tuple(
         Voucher(
             voucher.author,

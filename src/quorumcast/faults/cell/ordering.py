@@ -364,7 +364,7 @@ class LieToSubscribers(Tampering):
 
 
 class LieInOrdering(LieToSubscribers):
-    """Performs nothing, misorders, misinforms brokers and subscribers (§5.2.3)."""
+    """Withholds, misorders, misinforms brokers and subscribers (§5.2.3)."""
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message

@@ -31,8 +31,8 @@ MIN_DUE_IN_SLOT = 2
 STEADY_SHARE, MIN_SLOTS = 0.8, 3
 #: The share for a node that sends some messages and omits others in the same slots: not a pause.
 STEADY_SHARE_MIXED = 0.66
-#: If an observer lacks more messages of the other nodes than this share of those it lacks of the
-#: accused, the network is to blame.
+#: If of the other nodes' messages an observer lacks a share that is more than this part of what it
+#: lacks of the accused's, the network is to blame.
 MAX_OTHERS_SHARE = 0.4
 
 #: Messages that a broker owes to its peers.

@@ -41,9 +41,6 @@ MAX_ANSWER_BYTES = MAX_GREETING_BYTES + MAX_PROOF_BYTES
 #: Characters of a peer's sentence that are shown.
 MAX_SENTENCE = 300
 
-#: What users of any system, and those of a cell, call it.
-DIRECTORY = "directory (for a cell, its manifest)"
-
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Greeting)
 
@@ -138,7 +135,7 @@ class Greeter:
         return self._keyring.factory(derive(secret, b"quorumcast greeting"))
 
     def _refusal(self, hello: Hello) -> str | None:
-        keyring = self._keyring
+        keyring, title = self._keyring, self._keyring.directory.title
         if hello.protocol != PROTOCOL:
             return (
                 f"{self.name} speaks protocol {PROTOCOL} and you speak {hello.protocol}: "
@@ -147,24 +144,24 @@ class Greeter:
         if hello.instance != keyring.instance:
             return (
                 f"{self.name} belongs to {keyring.instance!r}, which is not the system that you "
-                f"called: use the {DIRECTORY} of {keyring.instance!r}"
+                f"called: use the {title} of {keyring.instance!r}"
             )
         if self._left:
             return f"{self.name} left with epoch {self._left}: go on to that epoch as well"
         if hello.epoch < keyring.epoch:
             return (
                 f"{self.name} runs epoch {keyring.epoch} and yours is epoch {hello.epoch}: fetch "
-                f"the current {DIRECTORY}"
+                f"the current {title}"
             )
         if hello.epoch > keyring.epoch:
             return (
                 f"{self.name} still runs epoch {keyring.epoch} and yours is epoch {hello.epoch}: "
-                f"give {self.name} the current {DIRECTORY}"
+                f"give {self.name} the current {title}"
             )
         if hello.to != self.name:
             return (
                 f"this is {self.name} and not the node that you called: check the addresses in "
-                f"your {DIRECTORY}"
+                f"your {title}"
             )
         if len(hello.sender) > limits.MAX_NAME or not keyring.knows(hello.sender):
             return (

@@ -50,8 +50,8 @@ def server_context(identity: Identity, certificate: str) -> ssl.SSLContext:
     raw = serialization.Encoding.Raw, serialization.PublicFormat.Raw
     if pinned.public_bytes(*raw) != identity.verify_key:
         raise UsageError(
-            f"the certificate listed for {identity.name} was made for another key: make the "
-            "directory (for a cell, its manifest) again from this identity"
+            f"the certificate listed for {identity.name} was made for another key: have a new one "
+            "listed, made from this identity"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

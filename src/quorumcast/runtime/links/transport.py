@@ -37,7 +37,6 @@ from quorumcast.crypto.session import encode_parcel
 from quorumcast.runtime.links.contract import Handshake, Listener, Trouble
 from quorumcast.runtime.links.dialer import Call, Dialer, connect
 from quorumcast.runtime.links.fairness import Account, Classifier, Fairness, Load, Piece
-from quorumcast.runtime.links.greeting import DIRECTORY
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.link import Link, LinkDrop, Phase
 from quorumcast.runtime.links.strangers import Strangers
@@ -109,7 +108,8 @@ class Transport:
                 self._incoming, host, port, ssl=tls, backlog=512
             )
         except OSError as error:
-            raise UsageError(_cannot_listen(self._greeter.name, host, port, error)) from None
+            reason = _cannot_listen(self._greeter.name, host, port, error)
+            raise UsageError(f"{reason} in the {self._directory.title}") from None
 
     def call_peers(self) -> None:
         """Start to keep the links that the directory wants this node to make."""
@@ -496,4 +496,4 @@ _LISTEN_ERRORS = {
 def _cannot_listen(name: NodeId, host: str, port: int, error: OSError) -> str:
     unknown = (error.strerror or str(error), "check its address")
     reason, advice = _LISTEN_ERRORS.get(error.errno or 0, unknown)
-    return f"{name} cannot listen on {host}:{port}: {reason}; {advice} in the {DIRECTORY}"
+    return f"{name} cannot listen on {host}:{port}: {reason}; {advice}"

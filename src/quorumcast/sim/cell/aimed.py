@@ -52,8 +52,6 @@ class Retell(EquivocatingPublisher):
     the other contents.
     """
 
-    __slots__ = ("_introduced", "_runs")
-
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
         self._misled: list[NodeId] = []
@@ -87,8 +85,6 @@ class OpenAhead(Tampering):
     A broker that follows and drops what it holds fails subscribers that were cut off.
     """
 
-    __slots__ = ("_ahead", "_from", "_misled")
-
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
         rng = context.rng
@@ -115,8 +111,6 @@ class OpenAhead(Tampering):
 class ShowToSome(Tampering):
     """Sends its proposals and votes to some brokers only."""
 
-    __slots__ = ("_shown",)
-
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
         others = context.brokers()
@@ -130,8 +124,6 @@ class ShowToSome(Tampering):
 
 class LateMessages(Tampering):
     """Delays the messages of a leader change."""
-
-    __slots__ = ("_delay_ms",)
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)

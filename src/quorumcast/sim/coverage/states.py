@@ -1,8 +1,9 @@
 """The protocol states that scenarios should reach, policy by policy.
 
-The list is extracted from the source, so that it follows the code. Every drop reason, suspicion,
-message, timer, record and rare effect that a module names is a state of the role that runs the
-module, under the policies that use the module.
+States are observable behaviours here, not those of an automaton. The list is extracted from the
+source, so that it follows the code: every drop reason and suspicion that a module names, message
+that it dispatches on, timer and record that it defines, and rare effect that it creates is a state
+of the role that runs the module, under the policies that use the module.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ PACKAGE = Path(__file__).parents[2]
 FIFO = ("direct*", "ab*", "brb", "chain*")
 TOTAL = ("total*",)
 HISTORY = ("*+history",)
+#: Policies whose brokers fetch lost publications from peers.
 RECOVERED = ("direct*", "ab*", "brb")
 ALL = ("*",)
 
@@ -67,12 +69,11 @@ MESSAGES: dict[str, tuple[str, ...]] = {
     "Ready": ("brb", *HISTORY),
     "Missed": HISTORY,
     "Survey": RECOVERED,
-    "Positions": ALL,
     "Regain": RECOVERED,
     "Regained": RECOVERED,
 }
 TIMERS: dict[str, tuple[str, ...]] = {"TailHistory": HISTORY}
-#: Effects that are rare enough to be worth a line.
+#: Effects that are states of their own because they are rare.
 EFFECTS = (
     "DeliverGap", "Proven", "Recalled", "Refused", "Concluded", "Contradicted", "Accuse", "Adopt",
 )  # fmt: skip
@@ -136,7 +137,7 @@ def _named_in(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def states_of(transition: Transition) -> list[ProtocolState]:
-    """The states that a transition shows."""
+    """States that a transition may show; those not in `known_states` do not exist."""
     kind, _, rest = transition.effect.partition(" ")
     event = transition.event
     found = [f"takes {event.partition('/')[0]}", f"timer {event}"]

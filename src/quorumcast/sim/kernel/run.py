@@ -1,8 +1,9 @@
 """Execution of a plan: a safety phase with fault injection, then a liveness phase without.
 
 In the *safety phase* the plan's faults and acts happen. At `calm_at_ms` the network becomes
-reliable and every recoverable node is restarted. In the *liveness phase* the promises get a bounded
-time to come true. A system defines its nodes (`add_nodes`), its own acts (`act`), its last acts
+reliable and every crashed node is restarted, unless an act `stop` ended it for good. In the
+*liveness phase* the promises (liveness properties) get a bounded time to come true. A system
+extends `Run` with its nodes (`add_nodes`), its own acts (`act`), its last acts
 (`finale`) and its promises.
 """
 

@@ -80,8 +80,6 @@ def false_memory(fault: Tampering, send: Send, now: Millis) -> Rewritten:
 class EchoReadies(TwoFaced):
     """A two-faced broker that echoes to its victims everything for which it sends READY."""
 
-    __slots__ = ()
-
     def rewrite(self, send: Send, now: Millis) -> Rewritten:
         told: list[Effect | Later] = []
         for effect in super().rewrite(send, now):
@@ -94,8 +92,6 @@ class EchoReadies(TwoFaced):
 
 class ForeignHistory(Tampering):
     """A broker that shows a history which the publisher signed for another cell."""
-
-    __slots__ = ("_publisher",)
 
     def __init__(self, name: str, context: FaultContext, publisher: Identity) -> None:
         super().__init__(name, context)
@@ -183,8 +179,6 @@ def skip_broker_and_histories(fault: Tampering, send: Send, now: Millis) -> Rewr
 class TellThird(EquivocatingPublisher):
     """After a while, also tells broker 3 what it told its victims."""
 
-    __slots__ = ()
-
     def rewrite(self, send: Send, now: Millis) -> Rewritten:
         told = list(super().rewrite(send, now))
         third = self.context.manifest.broker_ids[2]
@@ -195,8 +189,6 @@ class TellThird(EquivocatingPublisher):
 
 class FalseHistory(EquivocatingPublisher):
     """Sends everybody the same contents, and histories of others to its victims or to all."""
-
-    __slots__ = ()
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
@@ -213,8 +205,6 @@ class FalseHistory(EquivocatingPublisher):
 
 class SplitChain(EquivocatingPublisher):
     """Sends another version along another chain, which its victim heads."""
-
-    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Rewritten:
         message = send.message

@@ -60,8 +60,6 @@ class UndoFirst(Tampering):
     the last broker among its victims gets its ACCEPT.
     """
 
-    __slots__ = ("_confidant", "_told")
-
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
         brokers = [broker for broker in context.brokers() if broker in context.victims]
@@ -130,8 +128,6 @@ class FalseTransfer(Tampering):
     true states from its snapshots, so its log must be durable.
     """
 
-    __slots__ = ("_images",)
-
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)
         self._images: dict[int, bytes] = {}
@@ -168,8 +164,6 @@ class FalseTransfer(Tampering):
 class SplitFirst(EquivocatingLeader):
     """Equivocates in the first instance only."""
 
-    __slots__ = ()
-
     def rewrite(self, send: Send, now: Millis) -> Rewritten:
         message = send.message
         if isinstance(message, Propose) and message.instance > 1:
@@ -179,8 +173,6 @@ class SplitFirst(EquivocatingLeader):
 
 class InventAccepted(UndoFirst):
     """Never leads, and claims to the next leader that it just accepted an empty batch."""
-
-    __slots__ = ()
 
     def rewrite(self, send: Send, now: Millis) -> Rewritten:
         message = send.message
@@ -201,8 +193,6 @@ class InventAccepted(UndoFirst):
 
 class ProposeAgain(Proposing):
     """A leader that, after a while, proposes again what was ordered long ago."""
-
-    __slots__ = ("_first",)
 
     def __init__(self, name: str, context: FaultContext) -> None:
         super().__init__(name, context)

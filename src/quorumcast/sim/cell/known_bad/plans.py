@@ -35,8 +35,6 @@ SeededPlan = Callable[[int], CellPlan]
 class Rewriting(Tampering):
     """A fault that rewrites each `Send` by a function."""
 
-    __slots__ = ("_function",)
-
     def __init__(self, name: str, context: FaultContext, function: Rewrite) -> None:
         super().__init__(name, context)
         self._function = function
