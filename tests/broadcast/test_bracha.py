@@ -31,7 +31,7 @@ from tests.support.cells import (
 )
 
 from quorumcast.broadcast.bracha import RETRY_MS, Bracha
-from quorumcast.broadcast.contract import Retransmit, Vouch
+from quorumcast.broadcast.contract import RetransmitRuns, Vouch
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import MAX_RUN
@@ -50,8 +50,8 @@ from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
 
 PEERS = (B2, B3, B4)
-RETRY = SetTimer(Retransmit(STREAM), RETRY_MS)
-FIRED = TimerFired(Retransmit(STREAM))
+RETRY = SetTimer(RetransmitRuns(STREAM), RETRY_MS)
+FIRED = TimerFired(RetransmitRuns(STREAM))
 
 
 def bracha(policy: Policy = BRB) -> Bracha:
@@ -280,7 +280,7 @@ def test_bracha_skipped_broker_pulls_the_contents_and_says_nothing_before_it_has
 
 def test_bracha_skipped_broker_repeats_nothing_that_it_has_not_said() -> None:
     broker, _ = skipped()
-    effects = [e for _ in range(2) for e in broker.handle(TimerFired(Retransmit(STREAM)), T0)]
+    effects = [e for _ in range(2) for e in broker.handle(TimerFired(RetransmitRuns(STREAM)), T0)]
     assert sent(effects) == [Send((B3,), Pull(STREAM, 1, MAX_RUN))]
 
 

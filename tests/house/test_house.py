@@ -5,7 +5,8 @@ small bad examples: a rule that cannot fail holds nothing.
 """
 
 import ast
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,26 @@ def test_modules_import_one_another_in_no_circle() -> None:
         modules = {one if one in names else one.rpartition(".")[0] for one in found}
         wanted_by[name] = modules & names.keys() - {name}
     assert circles(wanted_by) == []
+
+
+def repeated(sources: Iterable[str]) -> set[str]:
+    """Names of classes that stand in more than one place; private ones do not count."""
+    trees = map(ast.parse, sources)
+    classes = (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    names = Counter(node.name for node in classes if not node.name.startswith("_"))
+    return {name for name, count in names.items() if count > 1}
+
+
+def test_class_name_has_one_meaning() -> None:
+    # What applications publish and receive has the names that they expect.
+    public = {"Event", "Publisher"}
+    assert repeated(path.read_text(encoding="utf-8") for path in MODULES) == public
+
+
+def test_checker_class_name_that_stands_twice_is_found() -> None:
+    assert repeated(
+        ["class A: ...\nclass _C: ...", "class A: ...\nclass B: ...\nclass _C: ..."]
+    ) == {"A"}
 
 
 def test_room_of_the_house_has_a_floor() -> None:

@@ -30,7 +30,7 @@ from collections import OrderedDict
 from quorumcast.broadcast.contract import (
     Carrier,
     CarrierContext,
-    Retransmit,
+    RetransmitRuns,
     Vouch,
     check_run,
     dropped,
@@ -120,8 +120,8 @@ class Bracha(Carrier):
         self._expected = 1
         #: Last number of the last run that gathered enough readies in order.
         self._delivered = 0
-        #: Whether Retransmit is set, `_delivered` when it was due last, and how often in a row it
-        #: was due since then.
+        #: Whether RetransmitRuns is set, `_delivered` when it was due last, and how often in a row
+        #: it was due since then.
         self._retrying = False
         self._seen = 0
         self._tries = 0
@@ -172,7 +172,7 @@ class Bracha(Carrier):
                 return self._on_pull(event, message)
             case Receive():
                 return dropped(event, DropReason.UNEXPECTED)
-            case TimerFired(timer=Retransmit()):
+            case TimerFired(timer=RetransmitRuns()):
                 effects = self._on_retry()
             case _:
                 return []
@@ -180,7 +180,7 @@ class Bracha(Carrier):
         if self._instances and not self._retrying:
             self._retrying = True
             pause_ms = max(RETRY_MS, 2 * self._taken_ms) << max(0, min(self._tries, 8) - 2)
-            retry = Retransmit(self.stream)
+            retry = RetransmitRuns(self.stream)
             effects.append(SetTimer(retry, min(pause_ms, LONGEST_RETRY_MS)))
         return effects
 

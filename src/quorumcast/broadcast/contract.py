@@ -49,7 +49,7 @@ class Vouch(Effect, frozen=True):
     order: tuple[NodeId, ...] = ()
 
 
-class Retransmit(Timer, frozen=True, tag=True):
+class RetransmitRuns(Timer, frozen=True, tag=True):
     """Some run of this stream is not delivered yet: send again what was said of it.
 
     The broker lets streams retransmit in turn, within a budget.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from quorumcast.broadcast.contract import Retransmit, Vouch, answer_pull
+from quorumcast.broadcast.contract import RetransmitRuns, Vouch, answer_pull
 from quorumcast.broadcast.messages import (
     ChainRun,
     Contents,
@@ -198,7 +198,7 @@ class Broker:
             case Receive(sender=sender, message=message):
                 act = self._dispatch.get(type(message))
                 return [Drop(DropReason.UNEXPECTED, sender)] if act is None else act(event, now)
-            case TimerFired(timer=Retransmit(stream=stuck)):
+            case TimerFired(timer=RetransmitRuns(stream=stuck)):
                 self._retransmission.want(stuck)
                 return self._repeat(now)
             case TimerFired(timer=RetransmissionTick()):
@@ -243,7 +243,7 @@ class Broker:
         while (stream := self._retransmission.next(now)) is not None:
             served = self._served.get(stream.data)
             if served is not None:
-                said = served.carrier.handle(TimerFired(Retransmit(stream)), now)
+                said = served.carrier.handle(TimerFired(RetransmitRuns(stream)), now)
                 self._retransmission.spend(said)
                 effects += self._finish(served, said)
         return effects + self._retransmission.wait()

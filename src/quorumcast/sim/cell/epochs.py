@@ -91,7 +91,7 @@ def call_with_stolen_key(world: CellWorld, client: NodeId, channel: Channel) -> 
 # --------------------------------------------------------------------- members
 
 
-class KeptEpoch(msgspec.Struct, frozen=True):
+class AdoptedEpoch(msgspec.Struct, frozen=True):
     """The epoch that a broker has adopted, as it would be stored."""
 
     manifest: Manifest
@@ -125,7 +125,7 @@ class Members:
         #: The signed manifest of each epoch.
         self._written = {self._file.epoch: self._signed(self._file)}
         #: The epoch that each broker adopted last; it restarts in this epoch.
-        self._adopted: dict[NodeId, KeptEpoch] = {}
+        self._adopted: dict[NodeId, AdoptedEpoch] = {}
         #: Steps that have not been taken yet.
         self._steps: deque[tuple[str, NodeId]] = deque()
         world.network.on_mismatch = self._on_mismatch
@@ -145,10 +145,10 @@ class Members:
         Without a log, brokers store no epoch. One that went back to an epoch of which fewer than
         f+1 brokers are left could not learn of the present one.
         """
-        adopted = self._adopted.get(name, KeptEpoch(self._file))
+        adopted = self._adopted.get(name, AdoptedEpoch(self._file))
         has_log = any(channel.policy.total for channel in adopted.manifest.channels)
         if not has_log and self._file.broker(name) is not None:
-            adopted = KeptEpoch(self._file)
+            adopted = AdoptedEpoch(self._file)
         self._adopted[name] = adopted
         keyring = self._world.cell.keyrings[name] = self._keyring(adopted.manifest, name)
         life = self._world.next_life(name)
@@ -217,11 +217,11 @@ class Members:
         if not isinstance(machine, Broker) or manifest.epoch <= self._epoch(name):
             return
         if manifest.broker(name) is None:
-            self._adopted[name] = KeptEpoch(manifest)
+            self._adopted[name] = AdoptedEpoch(manifest)
             node.leave()
         else:
             older = machine.membership.older_logs()
-            self._adopted[name] = KeptEpoch(manifest, older, effect.statements)
+            self._adopted[name] = AdoptedEpoch(manifest, older, effect.statements)
             node.carry_out(machine.adopt(manifest, self._keyring(manifest, name)))
         self._world.network.break_all(name)
 

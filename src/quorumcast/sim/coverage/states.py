@@ -72,7 +72,10 @@ MESSAGES: dict[str, tuple[str, ...]] = {
     "Regain": RECOVERED,
     "Regained": RECOVERED,
 }
-TIMERS: dict[str, tuple[str, ...]] = {"TailHistory": HISTORY}
+TIMERS: dict[str, tuple[str, ...]] = {
+    "TailHistory": HISTORY,
+    "RetransmitRuns": ("brb", *HISTORY),
+}
 #: Effects that are states of their own because they are rare.
 EFFECTS = (
     "DeliverGap", "Proven", "Recalled", "Refused", "Concluded", "Contradicted", "Accuse", "Adopt",
