@@ -11,6 +11,7 @@ from tests.client.test_publishing import CHANNEL
 from tests.runtime.world import PATIENCE_S, run
 
 import quorumcast
+from quorumcast.client import api
 from quorumcast.client.node import Node
 from quorumcast.client.options import (
     NamedSubscriptionOptions,
@@ -76,3 +77,8 @@ def test_sync_call_with_an_invalid_timeout_is_refused_before_it_runs(
         with pytest.raises(UsageError, match="timeout_s is nan: give a finite number"):
             outbox.publish(b"x", timeout_s=math.nan)
         outbox.publish(b"y", timeout_s=PATIENCE_S)
+
+
+def test_package_offers_the_names_of_the_client() -> None:
+    """It has a list of its own, so that `from quorumcast import cli` does not import the client."""
+    assert {*quorumcast.__all__} == {*api.__all__, "__version__", "sync"}

@@ -190,8 +190,9 @@ class Bracha(Carrier):
             # has removed part of it, it has long been in the journal.
             _, count, _ = self._done[first]
             held = self.ledger.read(first, count, MAX_FRAME_BYTES)
-            whole = held is not None and held.first == first and len(held.bodies) == count
-            return (held.digests, held.bodies) if held is not None and whole else None
+            if held is None or held.first != first or len(held.bodies) != count:
+                return None
+            return held.digests, held.bodies
         instance = self._instances.get(first)
         if instance is None or instance.echoed is None:
             return None
