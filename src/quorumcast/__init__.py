@@ -3,7 +3,7 @@
 Brokers may crash, lie, drop, alter, reorder or delay; subscribers still get exactly what
 publishers sent, can prove it, and can name the liar.
 
-    async with await quorumcast.connect("cell/manifest.json", "cell/alice.identity") as node:
+    async with await quorumcast.connect("cell", "alice") as node:
         …
 
 `quorumcast.sync` has the same for programs without an event loop. The names below are imported

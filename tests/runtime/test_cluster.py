@@ -233,6 +233,24 @@ def test_connect_unknown_identity_and_wrong_cell_are_told_before_the_timeout(
         other.stop()
 
 
+def test_connect_takes_a_directory_and_a_name_like_the_command_line(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cell").symlink_to(cluster.directory)
+    (tmp_path / "alice").mkdir()  # is no identity, and must not hide the one of the cell
+
+    async def main() -> None:
+        async with await quorumcast.connect("cell", "alice", timeout_s=PATIENCE_S) as node:
+            assert (node.name, len(node.connected) >= 3) == ("alice", True)
+        with pytest.raises(UsageError, match=r"no identity 'nobody'; cell 'test' has the clients"):
+            await quorumcast.connect("cell", "nobody")
+        with pytest.raises(UsageError, match=r"who are you\? name an identity"):
+            await quorumcast.connect("cell", "")
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -336,7 +354,7 @@ def test_cluster_logs_are_json_lines(cluster: LocalCluster) -> None:
 
 def test_sync_client_over_real_brokers(cluster: LocalCluster) -> None:
     with (
-        quorumcast.sync.connect(cluster.manifest_path, cluster.identity_path("carol")) as carol,
+        quorumcast.sync.connect(str(cluster.directory), "carol") as carol,
         quorumcast.sync.connect(cluster.manifest_path, cluster.identity_path("dave")) as dave,
         dave.subscribe("brb") as sub,
         carol.publisher("brb") as pub,

@@ -1,6 +1,6 @@
-"""The client: connect with a manifest and an identity, publish, subscribe.
+"""The client: connect to a cell under a name, publish, subscribe.
 
-    async with await connect("cell/manifest.json", "cell/alice.identity") as node:
+    async with await connect("cell", "alice") as node:
         async with node.publisher("orders") as orders:
             await orders.publish(b"payload")
         async with node.subscribe("orders") as orders:

@@ -45,6 +45,7 @@ from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.session import Opened
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.paths import identity_path, manifest_path
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.contract import Links
 from quorumcast.runtime.links.greeting import Greeter
@@ -372,6 +373,9 @@ async def connect(
 ) -> Node:
     """Connect to every broker of a cell; returns as soon as n-f of them answer.
 
+    `manifest` is the manifest file or its directory. `identity` is an identity file, or the name of
+    a client whose file is beside the manifest. The command line and Spark take the same.
+
     Processes that share an identity each take a `seat` of their own, 1 to 64; otherwise the
     newest would displace the others.
 
@@ -381,8 +385,8 @@ async def connect(
     """
     check_times(timeout_s=timeout_s)
     check_seat(seat)
-    path = Path(manifest)
-    who = read_identity(identity)
+    path = manifest_path(Path(manifest))
+    who = read_identity(identity_path(str(identity), path))
     check_seated(who.name, seat)
     node = Node(read_manifest(path), who.at_seat(seat), path, Instrumentation(recorder, observe))
     await node.start(timeout_s)

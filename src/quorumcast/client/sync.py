@@ -1,6 +1,6 @@
 """The blocking client: the same nodes, with an event loop in a background thread.
 
-    with quorumcast.sync.connect("cell/manifest.json", "cell/alice.identity") as node:
+    with quorumcast.sync.connect("cell", "alice") as node:
         with node.publisher("orders") as orders:
             orders.publish(b"payload")
         with node.subscribe("orders") as orders:

@@ -18,7 +18,7 @@ def manifest_path(given: Path) -> Path:
 def identity_path(given: str, manifest: Path, *, of_broker: bool = False) -> Path:
     """An identity file, given the file or the name of a node whose file is beside the manifest."""
     path = Path(given)
-    if given and (path.exists() or len(path.parts) > 1):
+    if given and (path.is_file() or len(path.parts) > 1):
         return path
     beside = manifest.parent / f"{given}{IDENTITY}"
     from quorumcast.manifest.files import read_identity, read_manifest
@@ -36,7 +36,9 @@ def identity_path(given: str, manifest: Path, *, of_broker: bool = False) -> Pat
     kind = "brokers" if of_broker else "clients"
     known = f"cell {cell.cell!r} has the {kind} {', '.join(names)}" if names else f"no {kind} yet"
     if not given:
-        raise UsageError(f"who are you? name an identity with --identity; {known}")
+        raise UsageError(
+            f"who are you? name an identity, on the command line with --identity; {known}"
+        )
     if of_broker:
         raise UsageError(f"there is no identity {given!r}; {known}")
     raise UsageError(
