@@ -706,6 +706,27 @@ def test_broker_journals_no_later_numbers_for_a_delivered_run_that_retention_rem
     assert [e.record for e in again if isinstance(e, Persist)] == []
 
 
+def test_broker_journals_a_run_before_its_echo_although_retention_removes_it_at_once() -> None:
+    """The contents came last: two runs were echoed and delivered in the same turn."""
+    limits = {"retained_publications": 4, "window": 4, "segment": 4}
+    made = broker(replace(limited("brb", **limits), journal=True))
+    runs = ((1, (b"a", b"b")), (3, (b"c", b"d", b"e")))
+    votes = [
+        Receive(b, kind(STREAM, first, root(first, digests(*run))))
+        for first, run in runs
+        for kind in (Echo, Ready)
+        for b in (B2, B3, B4)
+    ]
+    later, earlier = (
+        Receive(B2, Contents(STREAM, first, digests(*run)), run) for first, run in reversed(runs)
+    )
+    feed(made.handle, *votes, later)
+    effects = made.handle(earlier, T0)
+    assert messages(effects, Echo) == []
+    (said,) = (e for e in effects if isinstance(e, Persist) and messages([*e.then], Echo))
+    assert said.record == Vouched(STREAM, 1, digests(b"a", b"b"))
+
+
 def positions(effects: list[Effect]) -> list[Positions]:
     return [s.message for s in sent(effects, Positions) if isinstance(s.message, Positions)]
 

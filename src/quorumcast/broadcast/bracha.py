@@ -91,6 +91,7 @@ class Bracha(Carrier):
         "_done",
         "_expected",
         "_instances",
+        "_just_delivered",
         "_now",
         "_pending_bytes",
         "_published",
@@ -116,6 +117,8 @@ class Bracha(Carrier):
         #: Runs delivered lately (digest, length, and who is ready for it, by first number), for
         #: those still stuck.
         self._done: OrderedDict[int, tuple[bytes, int, list[NodeId]]] = OrderedDict()
+        #: Contents of the runs that the last `_advance` delivered, by first number.
+        self._just_delivered: dict[int, tuple[list[Digest], Bodies]] = {}
         #: The next number that the publisher should send us.
         self._expected = 1
         #: Last number of the last run that gathered enough readies in order.
@@ -185,9 +188,13 @@ class Bracha(Carrier):
         return effects
 
     def echoed(self, first: int) -> tuple[bytes, Bodies] | None:
+        if first in self._just_delivered:
+            # Contents that came last: the run was echoed and delivered in the same turn, and
+            # retention may have removed part of it before it is in the journal.
+            digests, bodies = self._just_delivered[first]
+            return b"".join(digests), bodies
         if first in self._done:
-            # Contents that came last: it was echoed, and delivered in the same turn. Once retention
-            # has removed part of it, it has long been in the journal.
+            # If retention has removed part of the run since then, the journal has it.
             _, count, _ = self._done[first]
             held = self.ledger.read(first, count, MAX_FRAME_BYTES)
             if held is None or held.first != first or len(held.bodies) != count:
@@ -469,6 +476,7 @@ class Bracha(Carrier):
     def _advance(self) -> list[Effect]:
         """Vouch for what is ready, in order; retire what enough brokers are ready for."""
         effects: list[Effect] = []
+        self._just_delivered.clear()
         while (instance := self._instances.get(self.ledger.next)) is not None:
             found = None if instance.ready is None else instance.contents.get(instance.ready)
             if found is None:
@@ -487,6 +495,7 @@ class Bracha(Carrier):
                 break
             if instance.readies.count(instance.ready) < self._view.quorums.ready_accept:
                 break
+            self._just_delivered[first] = instance.contents[instance.ready]
             count = len(instance.contents[instance.ready][0])
             self._delivered = max(self._delivered, first + count - 1)
             taken_ms = min(self._now - instance.since, LONGEST_RETRY_MS)
