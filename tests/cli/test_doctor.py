@@ -1,10 +1,12 @@
 """`quorumcast doctor`: a well cell, cells with something wrong, and cells that are down."""
 
+import asyncio
 import datetime
 import json
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from tests.cli.shell import answer, base_port, line, running, started
 from tests.runtime.world import PATIENCE_S, run
 
 from quorumcast.cli.cell.checks import check_certificates
+from quorumcast.cli.cell.doctor import ASKING_S, ask_brokers
 from quorumcast.cli.cell.live_checks import check_brokers, unsettled
 from quorumcast.cli.main import main
 from quorumcast.crypto.directory import Address
@@ -174,7 +177,75 @@ def test_certificates_have_an_end(tmp_path: Path) -> None:
     assert "made for another key" in wrong.says
 
 
+def test_node_that_left_is_no_complaint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make(tmp_path / "c", "--brokers", 5, "--f", 1)
+    assert main(["members", "remove", "broker-5", "-m", str(made), "--offline"]) == 0
+    capsys.readouterr()
+    report = answer(capsys, "doctor", made, code=1)
+    assert found(report, "ok")["broker-5"].startswith("it left the cell in epoch 2")
+    assert "broker-5" not in found(report, "warning")
+    # A kept manifest that cannot be read tells nothing.
+    (made / "epochs" / "1.json").write_text("{}")
+    report = answer(capsys, "doctor", made, code=1)
+    assert "belongs to nobody in epoch 2" in found(report, "warning")["broker-5"]
+
+
 # ---------------------------------------------------------- without processes
+
+
+class SlowBrokers:
+    """Brokers that answer no greeting, and whose status pages never agree, in virtual time.
+
+    `down` does not answer, `hanging` only the first request: each takes the whole time-out.
+    """
+
+    def __init__(self, rows: dict[str, Any], down: str, hanging: str) -> None:
+        self.rows, self.down, self.hanging = rows, down, hanging
+        self.clock_s = 0.0
+        self.requests = 0
+        self.greeted, self.asked = threading.Event(), threading.Event()
+
+    async def probe(self, peer: str, address: object, keyring: object, timeout_s: float) -> str:
+        assert timeout_s <= ASKING_S
+        self.greeted.set()
+        # Only a doctor that greets and asks at the same time gets any further.
+        assert await asyncio.to_thread(self.asked.wait, PATIENCE_S)
+        return f"{address} does not answer"
+
+    def ask_all(self, urls: dict[str, str], timeout_s: float) -> dict[str, Any]:
+        self.asked.set()
+        assert self.greeted.wait(PATIENCE_S)
+        silent = {self.down, self.hanging if self.requests else ""}
+        self.requests += 1
+        self.clock_s += timeout_s if silent & urls.keys() else 0.1
+        return {name: {"up": False} if name in silent else self.rows[name] for name in urls}
+
+    async def sleep(self, seconds: float) -> None:
+        self.clock_s += seconds
+
+    def monotonic(self) -> float:
+        return self.clock_s
+
+
+@pytest.mark.parametrize(
+    ("down", "hanging", "requests"), [("", "", 3), ("broker-4", "", 1), ("", "broker-3", 2)]
+)
+def test_doctor_asks_all_at_once_and_within_its_time(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, down: str, hanging: str, requests: int
+) -> None:
+    answers = rows(manifest)
+    answers["broker-1"]["epoch"] = 0  # so that brokers are asked again
+    brokers = SlowBrokers(answers, down, hanging)
+    monkeypatch.setattr("quorumcast.runtime.links.probe.probe", brokers.probe)
+    monkeypatch.setattr("quorumcast.cli.cell.doctor.ask_all", brokers.ask_all)
+    monkeypatch.setattr("quorumcast.cli.cell.doctor.asyncio.sleep", brokers.sleep)
+    monkeypatch.setattr("quorumcast.cli.cell.doctor.time", brokers)
+    urls = {str(name): "" for name in manifest.broker_ids}
+    troubles, _, latest = asyncio.run(ask_brokers(manifest, {}, urls))
+    assert all("does not answer" in trouble for trouble in troubles.values())
+    assert brokers.clock_s <= ASKING_S
+    assert brokers.requests == requests
+    assert latest.keys() == urls.keys()
 
 
 @pytest.fixture(scope="module")
@@ -280,6 +351,20 @@ def test_suspicion_of_one_is_not_told_and_of_two_is(manifest: Manifest) -> None:
     assert judge(manifest, answers) == [
         ("broker-3", "warning", "broker-1, broker-2 suspect it (dissent, silent)")
     ]
+
+
+def test_what_brokers_remember_of_a_node_that_left_is_not_told(manifest: Manifest) -> None:
+    answers = rows(manifest)
+    load = {"disconnected": 1, "requests_s": 9.0}
+    for row in answers.values():
+        row |= {
+            "suspicions": {"broker-9": {"silent": 4}},
+            "accusations": {"broker-9": 1},
+            "load": {"carol": load},
+        }
+    assert judge(manifest, answers) == []
+    answers["broker-1"]["load"] = {"alice#2": load}
+    assert [about for about, *_ in judge(manifest, answers)] == ["broker-1"]
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def default_status_url(broker: BrokerEntry) -> str:
     return f"http://127.0.0.1:{default_status_port(broker)}"
 
 
-def ask_all(urls: dict[str, str]) -> Rows:
+def ask_all(urls: dict[str, str], timeout_s: float = STATUS_TIMEOUT_S) -> Rows:
     """The status of all brokers, requested concurrently; `up` tells whether a page answered.
 
     `clock_ahead_s` is the offset of its clock, with an error of at most half the round trip.
@@ -130,7 +130,7 @@ def ask_all(urls: dict[str, str]) -> Rows:
     def look(url: str) -> dict[str, Any]:
         asked = time.time()
         try:
-            answer: Any = ask(f"{url}/status")
+            answer: Any = ask(f"{url}/status", timeout_s=timeout_s)
         except UsageError as error:
             return {"up": False, "state": "down", "trouble": str(error)}
         if not isinstance(answer, dict) or "node" not in answer:
@@ -162,7 +162,12 @@ def is_broker(row: dict[str, Any], name: str, cell: str) -> bool:
     return bool(row["up"]) and (row["node"], row["cell"]) == (name, cell)
 
 
-def ask(url: str, method: str = "GET", body: dict[str, Any] | None = None) -> dict[str, Any]:
+def ask(
+    url: str,
+    method: str = "GET",
+    body: dict[str, Any] | None = None,
+    timeout_s: float = STATUS_TIMEOUT_S,
+) -> dict[str, Any]:
     """The answer of a status page; `UsageError` if there is none."""
     import urllib.error
     import urllib.request
@@ -174,7 +179,7 @@ def ask(url: str, method: str = "GET", body: dict[str, Any] | None = None) -> di
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=STATUS_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             result: dict[str, Any] = json.load(answer)
             return result
     except urllib.error.HTTPError as error:

@@ -81,11 +81,12 @@ def check_operator(manifest: Manifest, directory: Path) -> Finding:
 
 
 def check_identities(
-    manifest: Manifest, directory: Path
+    manifest: Manifest, manifest_file: Path
 ) -> tuple[list[Finding], dict[str, Identity]]:
     """Compare the identities beside the manifest with it; return the matching ones as well."""
     from quorumcast.manifest.files import read_identity
 
+    directory = manifest_file.parent
     findings: list[Finding] = []
     good: dict[str, Identity] = {}
     names = {str(node.id) for node in manifest.nodes}
@@ -93,6 +94,11 @@ def check_identities(
     for path in here:
         name = path.name.removesuffix(IDENTITY)
         if name not in names:
+            left_in = _left_in(manifest, manifest_file, name)
+            if left_in is not None:
+                says = f"it left the cell in epoch {left_in}; nobody needs {path} any more"
+                findings.append(Finding(name, "ok", says))
+                continue
             says = f"{path} belongs to nobody in epoch {manifest.epoch}"
             advice = f"move it away, or add it with 'quorumcast epoch add-client {name}'"
             findings.append(Finding(name, "warning", says, advice))
@@ -116,6 +122,20 @@ def check_identities(
         says += f"; {elsewhere} are kept elsewhere"
     findings.append(Finding("identities", "ok", says))
     return findings, good
+
+
+def _left_in(manifest: Manifest, manifest_file: Path, name: str) -> int | None:
+    """The first epoch without a node of earlier epochs; None if no kept manifest lists it."""
+    from quorumcast.manifest.files import read_epoch
+
+    for epoch in range(manifest.epoch - 1, 0, -1):
+        try:
+            earlier = read_epoch(manifest_file, manifest, epoch)
+        except UsageError:
+            continue
+        if earlier is not None and name in {str(node.id) for node in earlier.nodes}:
+            return epoch + 1
+    return None
 
 
 def check_certificates(manifest: Manifest, now: datetime.datetime) -> list[Finding]:

@@ -1,7 +1,8 @@
 """`quorumcast doctor`: finds problems of a cell and says what to do.
 
-It checks files, then every broker, and works with any number of running brokers. It changes
-nothing, and connects to brokers without displacing a client.
+It checks files, then every broker, and works with any number of running brokers. Brokers that do
+not answer cost it ASKING_S at most, since it asks all of them at the same time. It changes nothing,
+and connects to brokers without displacing a client.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
 
 EXAMPLE = "doctor cell"
 
-GREETING_S = 5.0
+#: Time for one answer of a broker, and for all requests together.
+ANSWER_S = 3.0
+ASKING_S = 4.0
 #: Brokers that differ may agree a moment later: number of requests, and the pause between.
 LOOKS = 3
 PAUSE_S = 1.0
-QUIET_S = 2.0
+QUIET_S = 1.0
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
@@ -92,12 +95,25 @@ def examine(path: Path, url: list[str] | None) -> list[Finding]:
         return [blame("manifest", error)]
     urls = status_urls(manifest, url)
     directory = path.parent
-    files, identities = check_identities(manifest, directory)
+    files, identities = check_identities(manifest, path)
     findings = [*check_manifest(manifest), check_operator(manifest, directory), *files]
     findings += check_certificates(manifest, datetime.datetime.now(datetime.UTC))
-    troubles = asyncio.run(_greet_all(manifest, identities))
-    before, rows = _ask_until_settled(manifest, urls)
+    troubles, before, rows = asyncio.run(ask_brokers(manifest, identities, urls))
     return findings + check_brokers(manifest, directory, troubles, rows, before)
+
+
+async def ask_brokers(
+    manifest: Manifest, identities: dict[str, Identity], urls: dict[str, str]
+) -> tuple[dict[str, str], Rows, Rows]:
+    """The connection errors of brokers, and what `_ask_until_settled` returns."""
+    loop = asyncio.get_running_loop()
+    told = loop.call_later(QUIET_S, _tell, "waiting for brokers to answer")
+    greeted = asyncio.create_task(_greet_all(manifest, identities))
+    try:
+        before, rows = await _ask_until_settled(manifest, urls, told)
+        return await greeted, before, rows
+    finally:
+        told.cancel()
 
 
 async def _greet_all(manifest: Manifest, identities: dict[str, Identity]) -> dict[str, str]:
@@ -106,33 +122,39 @@ async def _greet_all(manifest: Manifest, identities: dict[str, Identity]) -> dic
 
     clients = [identities[c.id] for c in manifest.clients if c.id in identities]
     keyring = manifest.keyring(clients[0]) if clients else None
-    told = asyncio.get_running_loop().call_later(QUIET_S, _tell, "waiting for brokers to answer")
-    try:
-        troubles = await asyncio.gather(
-            *(
-                probe(broker, address, keyring, GREETING_S)
-                for broker in manifest.broker_ids
-                if (address := manifest.address(broker)) is not None
-            )
+    troubles = await asyncio.gather(
+        *(
+            probe(broker, address, keyring, ANSWER_S)
+            for broker in manifest.broker_ids
+            if (address := manifest.address(broker)) is not None
         )
-    finally:
-        told.cancel()
+    )
     return dict(zip(manifest.broker_ids, troubles, strict=True))
 
 
-def _ask_until_settled(manifest: Manifest, urls: dict[str, str]) -> tuple[Rows, Rows]:
-    """The first status of brokers (empty if one request was enough) and the last."""
+async def _ask_until_settled(
+    manifest: Manifest, urls: dict[str, str], told: asyncio.TimerHandle
+) -> tuple[Rows, Rows]:
+    """The first status of brokers (empty if one request was enough) and the last.
+
+    Only brokers that answered the first time are asked again.
+    """
     from quorumcast.cli.cell.live_checks import unsettled
 
+    until = time.monotonic() + ASKING_S
     before: Rows = {}
-    rows = ask_all(urls)
+    rows = await asyncio.to_thread(ask_all, urls, ANSWER_S)
+    told.cancel()
     for look in range(1, LOOKS):
-        if not unsettled(manifest, rows):
+        left_s = until - time.monotonic() - PAUSE_S
+        if left_s <= 0 or not unsettled(manifest, rows):
             break
         before = before or rows
         _tell(f"brokers do not agree yet; asking again ({look} of {LOOKS - 1})")
-        time.sleep(PAUSE_S)
-        rows = ask_all(urls)
+        await asyncio.sleep(PAUSE_S)
+        answering = {name: url for name, url in urls.items() if rows[name]["up"]}
+        again = await asyncio.to_thread(ask_all, answering, min(ANSWER_S, left_s))
+        rows = {**rows, **again}
     return before, rows
 
 

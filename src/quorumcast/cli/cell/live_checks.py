@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import msgspec
 
 from quorumcast.cli.cell.checks import Finding, Level
 from quorumcast.cli.common import MANIFEST, Rows, is_broker
+from quorumcast.core.ids import holder
 
 if TYPE_CHECKING:
     from quorumcast.manifest.manifest import BrokerEntry, Manifest
@@ -43,9 +44,9 @@ def check_brokers(
         if is_broker(row, broker.id, manifest.cell):
             findings += _clock(broker.id, row)
             findings += _epoch(manifest, broker.id, row, directory)
-            findings += _conduct(broker.id, row)
+            findings += _conduct(manifest, broker.id, row)
             findings += _links(broker.id, row, troubles)
-            findings += _floods(broker.id, row)
+            findings += _floods(manifest, broker.id, row)
     answering = {name: row for name, row in rows.items() if is_broker(row, name, manifest.cell)}
     findings += _lost_stores(answering)
     findings += _suspects(manifest, answering)
@@ -53,6 +54,12 @@ def check_brokers(
     findings += _stalled(answering, before or {})
     findings.append(_quorum(manifest, troubles, answering, directory))
     return findings
+
+
+def members_among(manifest: Manifest, names: Iterable[str]) -> list[str]:
+    """The names of nodes of the present epoch; brokers still count nodes that have left."""
+    members = {str(node.id) for node in manifest.nodes}
+    return [name for name in names if holder(name) in members]
 
 
 def unsettled(manifest: Manifest, rows: Rows) -> bool:
@@ -172,12 +179,12 @@ def _epoch(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Fin
     return [Finding(name, "error", says, advice)]
 
 
-def _conduct(name: str, row: Row) -> Iterator[Finding]:
+def _conduct(manifest: Manifest, name: str, row: Row) -> Iterator[Finding]:
     if row["faults"]:
         says = f"it misbehaves on request ({', '.join(row['faults'])})"
         advice = f"quorumcast faults clear {name}"
         yield Finding(name, "warning", says, advice)
-    for accused in row["accusations"]:
+    for accused in members_among(manifest, row["accusations"]):
         says = f"it has proof that {accused} lied"
         advice = "verify what is in its evidence directory with 'quorumcast verify'"
         yield Finding(name, "warning", says, advice)
@@ -193,9 +200,10 @@ def _links(name: str, row: Row, troubles: dict[str, str]) -> Iterator[Finding]:
             yield Finding(name, "warning", says, advice)
 
 
-def _floods(name: str, row: Row) -> Iterator[Finding]:
+def _floods(manifest: Manifest, name: str, row: Row) -> Iterator[Finding]:
     """Clients that were throttled because they requested too much."""
-    for client, load in row.get("load", {}).items():
+    for client in members_among(manifest, row.get("load", {})):
+        load = row["load"][client]
         if load["disconnected"]:
             says = (
                 f"it has disconnected {client} {load['disconnected']} times, because its requests "
@@ -209,8 +217,8 @@ def _suspects(manifest: Manifest, rows: Rows) -> Iterator[Finding]:
     """Nodes that at least f+1 brokers suspect, so at least one correct broker."""
     by: dict[str, dict[str, set[str]]] = {}
     for name, row in rows.items():
-        for suspect, reasons in row["suspicions"].items():
-            by.setdefault(suspect, {})[name] = set(reasons)
+        for suspect in members_among(manifest, row["suspicions"]):
+            by.setdefault(suspect, {})[name] = set(row["suspicions"][suspect])
     for suspect, accusers in sorted(by.items()):
         if len(accusers) >= manifest.quorums.one_correct:
             reasons = ", ".join(sorted(set().union(*accusers.values())))
