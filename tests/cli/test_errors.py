@@ -247,8 +247,9 @@ def test_subscribe_receipt_evidence_or_observations_in_no_directory(
 def test_subscribe_and_replay_from_nowhere(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
     who = ["-m", cell, "-i", "bob"]
     line = sentence(capsys, "subscribe", "orders", "--from", "yesterday", *who)
-    assert "--from is 'earliest', 'latest', a time such as 2026-11-01T12:00:00Z, or a" in line
-    assert "position of 1 or more, not 'yesterday'" in line
+    assert "--from is 'earliest', 'latest', a time such as 2026-11-01T12:00:00Z, some" in line
+    assert "some time ago such as 5m (s, m, h and d are units), or a position of 1 or" in line
+    assert "more, not 'yesterday'" in line
     line = sentence(capsys, "replay", "orders", "--from", "latest", *who)
     assert "--from is 'earliest', a time such as" in line
     assert "not 'latest'" in line

@@ -127,6 +127,8 @@ def test_replay_from_time_to_time(replay: Replay) -> None:
     # Each publication is of a stream of its own: between them there is no order.
     assert sorted(payloads(replay("logs", "--from", second)[0])) == ALL[:8]
     assert replay("trades", "--from", "2999-01-01T00:00:00Z")[0] == []
+    assert payloads(replay("trades", "--from", "1d")[0]) == ALL
+    assert replay("trades", "--from", "2d", "--to", "1d")[0] == []
     for wrong, sentence in (
         (["--from", "2026-11-01T12:00:00"], "write 2026-11-01T12:00:00Z for UTC"),
         (["--from", third, "--to", second], "swap them"),

@@ -12,6 +12,7 @@ from tests.runtime.world import PATIENCE_S, run
 
 import quorumcast
 from quorumcast.client import api
+from quorumcast.client.arguments import check_start
 from quorumcast.client.node import Node
 from quorumcast.client.options import (
     NamedSubscriptionOptions,
@@ -21,6 +22,9 @@ from quorumcast.client.options import (
 )
 from quorumcast.client.sync import SyncNode
 from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
 
 ROOT = Path(__file__).parents[2]
 METHODS = {
@@ -82,3 +86,11 @@ def test_sync_call_with_an_invalid_timeout_is_refused_before_it_runs(
 def test_package_offers_the_names_of_the_client() -> None:
     """It has a list of its own, so that `from quorumcast import cli` does not import the client."""
     assert {*quorumcast.__all__} == {*api.__all__, "__version__", "sync"}
+
+
+@pytest.mark.parametrize("start", [0, -1, True, 1.5, "yesterday", 2**61 + 1])
+def test_start_that_is_no_place_in_a_channel_is_refused(start: Any) -> None:
+    entry = ChannelEntry(Channel("trades"), Policy.named("total"))
+    with pytest.raises(UsageError, match="give 'latest', 'earliest', a time, or a position"):
+        check_start(start, [entry])
+    assert check_start(2**61, [entry]) == (2**61, 0)

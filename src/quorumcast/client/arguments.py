@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from quorumcast.core.envelope import MAX_VALID_MS, microseconds_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId, at_seat
-from quorumcast.core.limits import MAX_NAME, MAX_SEATS, Overflow
+from quorumcast.core.limits import MAX_NAME, MAX_NUMBER, MAX_SEATS, Overflow
 
 if TYPE_CHECKING:
     from quorumcast.manifest.manifest import ChannelEntry
@@ -87,7 +87,7 @@ def check_start(start: Start, entries: Sequence[ChannelEntry]) -> tuple[int | No
                 "datetime(…, tzinfo=UTC)"
             )
         return 0, max(1, microseconds_of(start))
-    if isinstance(start, bool) or not isinstance(start, int) or start < 1:
+    if isinstance(start, bool) or not isinstance(start, int) or not 1 <= start <= MAX_NUMBER:
         raise UsageError(
             f"start is {start!r}: give {LATEST!r}, {EARLIEST!r}, a time, or a position of 1 or more"
         )

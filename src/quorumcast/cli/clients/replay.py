@@ -42,16 +42,16 @@ def replay(
         str,
         typer.Option(
             "--from",
-            metavar="earliest|TIME|POSITION",
+            metavar="earliest|TIME|AGO|POSITION",
             help="Begin with the oldest that is held, at a time such as 2026-11-01T12:00:00Z, "
-            "or at a position.",
+            "some time ago (30s, 5m, 2h, 1d), or at a position.",
         ),
     ] = EARLIEST,
     to: Annotated[
         str,
         typer.Option(
             "--to",
-            metavar="TIME|POSITION",
+            metavar="TIME|AGO|POSITION",
             help="Leave out what was published after this time, or end after this position.",
         ),
     ] = "",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from datetime import datetime
+import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from quorumcast.cli.options import ClientOptions, JsonOption, ObserveOption
 from quorumcast.client.arguments import EARLIEST, LATEST, Start
 from quorumcast.client.options import SubscriptionOptions, meanings
 from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.manifest.patterns import is_pattern
 from quorumcast.traces.drafts import directory_at
 
@@ -29,6 +31,14 @@ if TYPE_CHECKING:
 EXAMPLE = "subscribe orders -m cell -i bob --from earliest --count 10 --json"
 
 MEANING = meanings(SubscriptionOptions)
+#: Units of times in the past that are given relative to now, such as 5m.
+UNITS = {
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+}
+AGO = re.compile(f"([0-9]+)([{''.join(UNITS)}])")
 #: Default of --idle.
 IDLE_S = 2.0
 
@@ -42,9 +52,9 @@ def subscribe(
         str,
         typer.Option(
             "--from",
-            metavar="earliest|latest|TIME|POSITION",
+            metavar="earliest|latest|TIME|AGO|POSITION",
             help="Begin with what comes now, with the oldest that is held, at a time such as "
-            "2026-11-01T12:00:00Z, or at a position.",
+            "2026-11-01T12:00:00Z, some time ago (30s, 5m, 2h, 1d), or at a position.",
         ),
     ] = LATEST,
     name: Annotated[
@@ -269,17 +279,19 @@ def parse_start(text: str, *, option: str = "--from", words: tuple[str, ...] = (
     words = words or (EARLIEST, LATEST)
     if text in words:
         return text
-    if text.isdecimal() and int(text):
-        return int(text)
     try:
+        if text.isdecimal() and 1 <= (position := int(text)) <= MAX_NUMBER:
+            return position
+        if ago := AGO.fullmatch(text):
+            return datetime.now(UTC) - int(ago[1]) * UNITS[ago[2]]
         time = None if text.isdecimal() else datetime.fromisoformat(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         time = None
     if time is None:
         known = "".join(f"{word!r}, " for word in words if word)
         raise UsageError(
-            f"{option} is {known}a time such as 2026-11-01T12:00:00Z, or a position of 1 or more, "
-            f"not {text!r}"
+            f"{option} is {known}a time such as 2026-11-01T12:00:00Z, some time ago such as 5m "
+            f"(s, m, h and d are units), or a position of 1 or more, not {text!r:.60}"
         )
     if time.utcoffset() is None:
         raise UsageError(f"{option} {text} has no time zone; write {text}Z for UTC")
