@@ -161,8 +161,8 @@ def test_ports_that_another_cell_uses(
     capsys: pytest.CaptureFixture[str], cell: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = {"node": "broker-1", "cell": "other", "epoch": 1, "time": 0.0}
-    monkeypatch.setattr("quorumcast.cli.common.ask", lambda url: page)
-    monkeypatch.setattr("quorumcast.cli.cell.operations.ask", lambda url: page)
+    monkeypatch.setattr("quorumcast.cli.common.ask", lambda url, **_: page)
+    monkeypatch.setattr("quorumcast.cli.cell.operations.ask", lambda url, **_: page)
     assert "no broker of cell 'cell' is up" in sentence(capsys, "status", "-m", cell)
     line = sentence(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
     assert "is the page of broker-1 of cell 'other'; say where that of broker-1 is" in line
