@@ -50,7 +50,18 @@ from quorumcast.core.machine import (
     Suspicion,
 )
 from quorumcast.core.quorum import Protection
-from quorumcast.ordering.messages import Accept, Fetch, Offer, Propose, Standing, Stop, Sync, Write
+from quorumcast.ordering.leader_change import MAX_LEADER_TIMEOUT_MS
+from quorumcast.ordering.messages import (
+    Accept,
+    Fetch,
+    LogPart,
+    Offer,
+    Propose,
+    Standing,
+    Stop,
+    Sync,
+    Write,
+)
 from quorumcast.ordering.sequencer import IDLE_TICK_MS, TICK_MS, Tick
 
 BYZANTINE = Protection.BYZANTINE
@@ -350,6 +361,43 @@ def test_decision_that_one_broker_alone_saw_survives_the_leader() -> None:
     assert agree(hall, B2, B3, B4) == [b"a", b"x"]
     for member in (B2, B3, B4):
         assert len(dict(hall.vouched(member))) == len(hall.vouched(member)) == 2
+
+
+@pytest.mark.parametrize(
+    ("hall", "ahead"), [(Hall(TOTAL_CRASH, n=3), (B1,)), (Hall(), (B1, B2))], ids=["crash", "total"]
+)
+def test_leader_that_crashes_ahead_of_most_is_replaced(
+    hall: Hall, ahead: tuple[NodeId, ...]
+) -> None:
+    """The others know how far it was, and too few are left that could tell them what it decided."""
+    hall.begin()
+    hall.losses += [
+        lambda _, to, send: isinstance(send.message, Accept | LogPart) and to not in ahead,
+        lambda _, to, send: isinstance(send.message, Propose) and to == hall.members[-1],
+    ]
+    hall.offer(1, b"a")
+    hall.run(IDLE_TICK_MS + 2 * TICK_MS)
+    rest = [member for member in hall.members if member not in ahead]
+    assert all(hall.order(member) == [b"a"] for member in ahead)
+    assert all(hall.sequencer(member).catch_up.behind() for member in rest)
+    hall.stop(B1)
+    hall.losses.clear()
+    hall.offer(1, b"x", stream=BOBS)
+    hall.run(2 * MAX_LEADER_TIMEOUT_MS)
+    assert agree(hall, *hall.members[1:]) == [b"a", b"x"]
+
+
+def test_broker_that_is_behind_lets_the_leader_work() -> None:
+    hall = Hall(TOTAL_CRASH, n=3).begin()
+    hall.losses.append(
+        lambda _, to, send: isinstance(send.message, Propose | Accept | LogPart) and to == B3
+    )
+    published = publish(hall, 1, 30, each_ms=TICK_MS)
+    assert hall.sequencer(B3).catch_up.behind()
+    hall.losses.clear()
+    hall.run(1000)
+    assert agree(hall, B1, B2, B3) == published
+    assert said(hall, Stop) == []
 
 
 def test_leader_that_leaves_out_a_publisher_is_replaced() -> None:

@@ -50,6 +50,9 @@ FOUND = [
     # A leader proposed before a broker that is far away had come, and two others crashed: that one
     # took no part in what had been proposed before it came, so that the log stood still.
     "total-crash-trespass-9100338",
+    # A leader crashed with decisions that it alone had. The others knew how far it was, called
+    # themselves late, and so never asked for another leader.
+    "total-crash-partition-23000983",
     # Votes of a subscription that had just ended went beyond the part of an order that its
     # subscriber read next.
     "total-crash-several-9300393",

@@ -367,6 +367,10 @@ class LeaderTimeout:
 
     After half of the timeout it forwards what waits, which the publisher may have kept from the
     leader; and, while others are ordered, a little of what has waited for a whole timeout.
+
+    A broker that is behind what others say they have decided gives them the longest timeout to send
+    it: a late broker must not unseat a leader that works. If nothing comes, those others may have
+    crashed, the leader among them, and only a leader change gets the rest decided.
     """
 
     __slots__ = ("_change", "_consensus", "_execution", "_forwarded_at", "_since", "_timeout_ms")
@@ -386,24 +390,25 @@ class LeaderTimeout:
         self._since = now
         self._timeout_ms = LEADER_TIMEOUT_MS
 
-    def check(self, now: Millis) -> list[Effect]:
-        """Time has passed."""
+    def check(self, now: Millis, *, behind: bool) -> list[Effect]:
+        """Time has passed; this broker is behind what others have decided, or not."""
         synced = self._consensus.synced
         oldest = self._execution.oldest
         if synced and oldest is None:
             return []
         began = self._change.entered_at
         waited = now - max(self._since, began, oldest or Millis(0))
-        passed_over = 0 if oldest is None else now - max(oldest, began)
+        passed_over = 0 if oldest is None or behind else now - max(oldest, began)
+        timeout_ms = MAX_LEADER_TIMEOUT_MS if behind else self._timeout_ms
         effects: list[Effect] = []
-        if synced and waited > self._timeout_ms // 2:
+        if synced and waited > timeout_ms // 2:
             effects += self._forward(FORWARDED, now)
             if self._execution.oldest is None:
                 return effects  # all that waited had a forged signature, and was dropped
         elif synced and min(passed_over, now - self._forwarded_at) > LEADER_TIMEOUT_MS:
             self._forwarded_at = now
             effects += self._forward(FORWARDED_BESIDE, Millis(now - LEADER_TIMEOUT_MS))
-        if waited > self._timeout_ms or passed_over > CENSORSHIP_TIMEOUT_MS:
+        if waited > timeout_ms or passed_over > CENSORSHIP_TIMEOUT_MS:
             self._timeout_ms = min(2 * self._timeout_ms, MAX_LEADER_TIMEOUT_MS)
             self._since = now
             effects += self._change.request(now)

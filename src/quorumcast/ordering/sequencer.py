@@ -392,11 +392,11 @@ class Sequencer:
         effects += self.catch_up.ask()
         effects += self._fetching.ask()
         self._amnesia.maybe_take_part(now)
-        late = self._execution.executed < consensus.decided or self.catch_up.behind()
-        late = late or consensus.late or self._execution.halted
+        executed, halted = self._execution.executed, self._execution.halted
+        late = executed < consensus.decided or consensus.late or halted
         if self._amnesia.listening or late or consensus.decided < consensus.blind:
             return effects  # a broker that is late itself blames no leader
-        return effects + self._timeout.check(now)
+        return effects + self._timeout.check(now, behind=self.catch_up.behind())
 
     # --------------------------------------------------------------- the disk
 
