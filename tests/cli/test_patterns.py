@@ -9,6 +9,7 @@ from tests.cli.shell import answer, line, running, said, started
 from tests.cli.test_channels import command
 from tests.runtime.world import PATIENCE_S, run, until
 
+from quorumcast.cli.main import main
 from quorumcast.client import Node, connect
 
 pytestmark = pytest.mark.runtime
@@ -87,3 +88,18 @@ def test_pattern_on_the_command_line(cell: Path, capsys: pytest.CaptureFixture[s
         with started(*past, "--count", 1) as reader:
             printed, _ = reader.communicate(timeout=PATIENCE_S)
             assert re.match(r"plant/[12]/temp\t", printed)  # none of them comes first
+
+
+def test_pattern_stands_before_a_channel_matches(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    who = ["-m", cell, "-i", "carol"]
+    assert main(["replay", "barn/**", *map(str, who)]) == 2
+    assert "no channel that 'carol' may subscribe to matches 'barn/**'" in capsys.readouterr().err
+    with started("subscribe", "barn/**", *who, "--count", 1, "--json") as listener:
+        said(listener, "subscribed to barn/**: no channel matches yet; waiting until one is")
+        answer(capsys, "channel", "create", "barn/door:ab", "-m", cell)
+        answer(capsys, "publish", "barn/door", "open", "-m", cell, "-i", "alice")
+        event = line(listener)
+        assert (event["channel"], event["payload"]) == ("barn/door", "open")
+        assert listener.wait(PATIENCE_S) == 0

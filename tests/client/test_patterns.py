@@ -82,10 +82,10 @@ async def test_pattern_beside_a_subscription_to_one_of_its_channels() -> None:
 async def test_pattern_mistakes_are_one_sentence() -> None:
     async with MemoryCell(channels=CHANNELS) as cell:
         bob = await cell.connect("bob")
-        with pytest.raises(UsageError, match=r"matches 'plants/\*'; .* plant/1/temp, plant/2/temp"):
-            bob.subscribe("plants/*")
-        with pytest.raises(UsageError, match="no channel that 'bob' may subscribe to"):
-            bob.subscribe("*/secret")
+        with pytest.raises(UsageError, match=r"single channel; .* that match are: none; name one"):
+            bob.subscribe("plants/*", start=3)
+        with pytest.raises(UsageError, match="begin in the past of a single channel"):
+            bob.subscribe("plants/*", start="earliest", until=3)
         with pytest.raises(UsageError, match="a level is '\\*'"):
             bob.subscribe("plant/te*")
         with pytest.raises(UsageError, match="a position belongs to a single channel"):
@@ -104,3 +104,12 @@ async def test_pattern_of_one_channel_takes_a_position() -> None:
         with pytest.raises(UsageError, match="position 99 of 'plant/2/temp' does not exist yet"):
             async with carol.subscribe("plant/2/*", start=99) as inbox:
                 await anext(inbox)
+
+
+@in_a_loop
+async def test_pattern_without_channels_stands_and_holds_nothing() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        bob = await cell.connect("bob")
+        async with bob.subscribe("*/secret", start="earliest") as inbox:
+            assert inbox.channels == ()
+            assert [item async for item in inbox.held()] == []

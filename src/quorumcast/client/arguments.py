@@ -91,10 +91,11 @@ def check_start(start: Start, entries: Sequence[ChannelEntry]) -> tuple[int | No
         raise UsageError(
             f"start is {start!r}: give {LATEST!r}, {EARLIEST!r}, a time, or a position of 1 or more"
         )
-    if len(entries) > 1:
+    if len(entries) != 1:
+        found = ", ".join(entry.name for entry in entries) or "none"
         raise UsageError(
-            f"start is {start}, and a position belongs to a single channel; "
-            f"{', '.join(entry.name for entry in entries)} match: name one of them"
+            f"start is {start}, and a position belongs to a single channel; the channels that "
+            f"match are: {found}; name one channel"
         )
     if not entries[0].policy.total:
         raise UsageError(
@@ -109,7 +110,7 @@ def check_until(until: object, start: int | None, entries: Sequence[ChannelEntry
     if until is None:
         return
     check_counts(until=until)
-    if start is None or len(entries) > 1 or not entries[0].policy.total:
+    if start is None or len(entries) != 1 or not entries[0].policy.total:
         raise UsageError(
             f"until is {until}: to end at a position, begin in the past of a single channel with "
             "total order"

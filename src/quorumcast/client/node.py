@@ -35,7 +35,7 @@ from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.reach import ConnectedBrokers
 from quorumcast.client.resuming import ResumedPublisher, check_resumable
-from quorumcast.client.rights import to_consume, to_publish, to_subscribe
+from quorumcast.client.rights import matching_channels, to_consume, to_publish, to_subscribe
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
@@ -46,6 +46,7 @@ from quorumcast.crypto.session import Opened
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.paths import identity_path, manifest_path
+from quorumcast.manifest.patterns import is_pattern
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.contract import Links
 from quorumcast.runtime.links.greeting import Greeter
@@ -173,7 +174,9 @@ class Node:
     def subscribe(self, options: SubscriptionOptions) -> Subscription:
         """A subscription to a channel: `async with node.subscribe("orders") as orders`."""
         self._check_alive()
-        entries = to_subscribe(self.manifest, self.name, options.channel)
+        # A pattern may match nothing yet, because channels are created later.
+        find = matching_channels if is_pattern(options.channel) else to_subscribe
+        entries = find(self.manifest, self.name, options.channel)
         if self._incoming is None:
             self._incoming = Incoming(
                 self.manifest,

@@ -8,7 +8,8 @@ missed. Brokers retain a bounded amount, so an application that lags too far beh
 iteration raises `GapError` and can be continued, or `items()` yields a `Gap`. Nothing is lost
 silently.
 
-A subscription to a pattern has one queue for several channels, which the manifest may change.
+A subscription to a pattern has one queue for several channels, which the manifest may change. There
+may be none of them yet.
 
 A publication may be valid for a limited time. If it has expired when its turn comes, it is skipped
 and counted in `expired`. Expiry compares the local clock with the time that the publisher claims.
@@ -32,7 +33,7 @@ from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream, total_order
-from quorumcast.core.limits import MAX_STREAMS_NAMED, Overflow
+from quorumcast.core.limits import MAX_STREAMS_NAMED, Limits, Overflow
 from quorumcast.manifest.manifest import ChannelEntry
 
 #: Drop reasons in `telemetry.drops` for publications that did not reach the application.
@@ -118,6 +119,7 @@ class Subscription:
         self._ends: dict[Stream, int] = {}
         for entry in entries:
             self.attach(entry)
+        self._check_joined()  # a pattern that matches no channel yet has nothing to wait for
 
     # ----------------------------------------------------------- called by the node
 
@@ -433,7 +435,7 @@ def _backlog(options: SubscriptionOptions, entries: Sequence[ChannelEntry]) -> B
     """The queue, with the defaults of the channels; if these differ in `overflow`, it waits."""
     queue, overflow = options.queue, options.overflow
     if queue is None:
-        queue = max(entry.policy.limits.queue for entry in entries)
+        queue = max((entry.policy.limits.queue for entry in entries), default=Limits().queue)
     if overflow is None:
         agreed = {entry.overflow for entry in entries}
         overflow = agreed.pop() if len(agreed) == 1 else Overflow.WAIT

@@ -120,7 +120,10 @@ class _Reader:
 
     async def read(self, where: ClientOptions, channel: str, start: Start) -> None:
         """Connect, and print the requested publications."""
+        from quorumcast.client.rights import to_subscribe
+
         async with await where.connect() as node:
+            to_subscribe(node.manifest, node.name, channel)  # raises if no channel matches
             entry = node.manifest.channel(channel)
             if self._last is not None and is_pattern(channel):
                 raise UsageError(

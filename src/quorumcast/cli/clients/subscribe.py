@@ -94,7 +94,8 @@ def subscribe(
     A line on standard error says when the subscription is established. --receipt saves the receipt
     of the last event for 'quorumcast verify', and needs --count or --no-follow; --evidence saves
     every proof of a lie. In a pattern '*' is one level of a channel name and '**' any number of
-    levels: 'plant/*/temp', 'plant/**'; each line then begins with the channel and a tab.
+    levels: 'plant/*/temp', 'plant/**'; each line then begins with the channel and a tab. Channels
+    that are created later join by themselves.
     Payloads are printed unchanged; with --json those that are not UTF-8 are "payload_base64".
 
     With --name the cell keeps the state of the subscription: printed events are acknowledged, and
@@ -167,7 +168,8 @@ class _Listener:
             self._report_lies(node)
             subscription = await join(self._where, node, options)
             channel, matching = options.channel, subscription.channels
-            which = "" if channel in matching else f": {', '.join(matching)}"
+            none = "no channel matches yet; waiting until one is created"
+            which = "" if channel in matching else f": {', '.join(matching) or none}"
             console(stderr=True).print(
                 f"subscribed to {channel}{which}", markup=False, soft_wrap=True
             )
