@@ -44,6 +44,10 @@ class Kept(Record, frozen=True, tag=True):
         return self.at
 
 
+class Filed(Kept, frozen=True, tag=True):
+    archived = True
+
+
 class Toy:
     """Writes down what it hears."""
 
@@ -204,3 +208,24 @@ def test_adversary_damaged_disk_counts_like_a_wiped_one() -> None:
     world.adversary.restart(B1)
     world.adversary.damage(B1)
     assert world.nodes[B1].disk.damaged
+
+
+def test_archived_records_are_read_from_the_disk_and_not_restored() -> None:
+    scheduler = Scheduler(0)
+    disk = Disk(scheduler, 1)
+    for at in (3, 5, 9):
+        disk.write(Filed(at, f"at {at}"), lambda: None)
+    disk.write(Kept(1, "restored"), lambda: None)
+    assert disk.get(Filed, "alice", 3) is None  # not durable yet
+    scheduler.run_until(Millis(10))
+    assert disk.load() == [Kept(1, "restored")]
+    assert disk.get(Filed, "alice", 5) == Filed(5, "at 5")
+    assert disk.get(Filed, "alice", 4) is None
+    assert disk.last(Filed, "alice", 9) == Filed(5, "at 5")
+    assert disk.last(Filed, "alice", 3) is None
+    assert disk.first(Filed, "alice", 4) == Filed(5, "at 5")
+    assert disk.first(Filed, "alice", 10) is None
+    assert disk.owners(Filed) == ["alice"]
+    disk.forget(Filed, "alice", 10)
+    scheduler.run_until(Millis(20))
+    assert disk.owners(Filed) == []

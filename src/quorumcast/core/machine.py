@@ -11,7 +11,7 @@ world into events and carry out effects in the order given. What must wait for t
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -31,7 +31,12 @@ class Record(msgspec.Struct, frozen=True, tag=True):
 
     `owner` and `place` are its address: the next record of its kind with the same address replaces
     it, and `Forget` removes those that are no longer needed.
+
+    Records of an *archived* kind are not restored when a node starts: there may be more of them
+    than fit into memory. The machine reads those that it needs (`ArchiveReader`).
     """
+
+    archived: ClassVar[bool] = False
 
     @property
     def owner(self) -> str:
@@ -42,6 +47,30 @@ class Record(msgspec.Struct, frozen=True, tag=True):
     def place(self) -> int:
         """Where it lies among the records of its owner."""
         return 0
+
+
+R = TypeVar("R", bound=Record)
+
+
+class ArchiveReader(Protocol):
+    """Reads archived records that have reached the disk, and that no `Forget` has named since.
+
+    The one thing that a machine waits for. An answer is one record, at most a run of publications,
+    mostly from the page cache; as an event it would make every replay a conversation with the disk,
+    and a machine with many of them under way would have to keep, bound and abandon them all.
+    """
+
+    def get(self, kind: type[R], owner: str, place: int) -> R | None:
+        """The record at an address; None if there is none, or if the disk has damaged it."""
+
+    def last(self, kind: type[R], owner: str, below: int) -> R | None:
+        """The record at the highest place below this one."""
+
+    def first(self, kind: type[R], owner: str, since: int) -> R | None:
+        """The record at the lowest place from this one on."""
+
+    def owners(self, kind: type[Record]) -> list[str]:
+        """Everybody who has records of a kind."""
 
 
 # ------------------------------------------------------------------ events
@@ -262,4 +291,13 @@ class Machine(Protocol):
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds, for the check that all are bounded."""
+        ...
+
+
+@runtime_checkable
+class ReadsArchive(Protocol):
+    """A machine with archived records."""
+
+    def read_from(self, archive: ArchiveReader) -> None:
+        """Read archived records here; called before any event that has to do with the disk."""
         ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from quorumcast.core.machine import Record
+from quorumcast.core.machine import R, Record
 from quorumcast.sim.kernel.scheduler import Scheduler
 
 Change = Callable[[], None]
@@ -49,12 +49,36 @@ class Disk:
     def load(self) -> list[Record]:
         """The records found at a start: all durable ones, or none if the file is damaged.
 
-        As in the runtime, damage is detected only when the file is opened.
+        As in the runtime, damage is detected only when the file is opened, and records of archived
+        kinds are left out.
         """
         if self.damaged:
             self._kept.clear()
             self.damaged = False
-        return self.durable
+        return [record for record in self.durable if not record.archived]
+
+    # ------------------------------------------------------- reading as an `ArchiveReader`
+
+    def get(self, kind: type[R], owner: str, place: int) -> R | None:
+        """The durable record at an address."""
+        _, record = self._kept.get((kind, owner), {}).get(place, (0, None))
+        return record if isinstance(record, kind) else None
+
+    def last(self, kind: type[R], owner: str, below: int) -> R | None:
+        """The durable record at the highest place below this one."""
+        places = [at for at in self._kept.get((kind, owner), {}) if at < below]
+        return self.get(kind, owner, max(places)) if places else None
+
+    def first(self, kind: type[R], owner: str, since: int) -> R | None:
+        """The durable record at the lowest place from this one on."""
+        places = [at for at in self._kept.get((kind, owner), {}) if at >= since]
+        return self.get(kind, owner, min(places)) if places else None
+
+    def owners(self, kind: type[Record]) -> list[str]:
+        """Everybody who has durable records of a kind."""
+        return [owner for (known, owner), places in self._kept.items() if known is kind and places]
+
+    # ---------------------------------------------------------------- writing
 
     def write(self, record: Record, done: Callable[[], None]) -> None:
         """Make a record durable, then call `done`; a crash in between cancels both."""

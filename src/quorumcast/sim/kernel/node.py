@@ -32,6 +32,7 @@ from quorumcast.core.machine import (
     Machine,
     Persist,
     Persisted,
+    ReadsArchive,
     Receive,
     Restored,
     Send,
@@ -125,7 +126,7 @@ class SimulatedNode:
         self._wire = wire
         self._watchers = watchers
         #: The machines behind this identity: one, or two for a twin.
-        self._copies: list[Machine] = [factory()]
+        self._copies: list[Machine] = [self._new_machine()]
         #: The copy that a peer talks to; absent: the first.
         self._side: dict[NodeId, int] = {}
         #: The latest setting of each timer, by copy; a firing of an older one is stale.
@@ -146,9 +147,15 @@ class SimulatedNode:
 
     # ------------------------------------------------------------- life
 
+    def _new_machine(self) -> Machine:
+        machine = self._factory()
+        if isinstance(machine, ReadsArchive):
+            machine.read_from(self.disk)
+        return machine
+
     def split(self, second_side: Sequence[NodeId]) -> None:
         """Become a twin: a second honest copy serves these peers from now on."""
-        self._copies.append(self._factory())
+        self._copies.append(self._new_machine())
         self._side = dict.fromkeys(second_side, 1)
 
     def crash(self, *, wipe: bool = False, tear: int = 0, corrupt: bool = False) -> None:
@@ -171,7 +178,7 @@ class SimulatedNode:
         if self.left:
             return
         self.up = True
-        self._copies = [self._factory()]
+        self._copies = [self._new_machine()]
         self._side = {}
         for record in self.disk.load():
             self.feed(Restored(record))
