@@ -201,9 +201,13 @@ def test_status_and_faults_of_running_brokers(
     brokers = brokers_up(capsys, cell)
     assert list(brokers) == [f"broker-{number}" for number in range(1, 5)]
     assert brokers["broker-2"]["faults"] == ["alter"]
-    assert main(["status", "-m", str(cell)]) == 0
-    assert "broker-2" in capsys.readouterr().out
+    assert main(["status", "-m", str(cell)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "is not well: broker-2: it misbehaves on request (alter)" in shown
     assert answer(capsys, "faults", "clear", "broker-2", "-m", cell)["faults"] == []
+    assert eventually(lambda: main(["status", "-m", str(cell)]) == 0)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "cell cell is well: 4 of 4 brokers answer; 1 more may fail"
     assert main(["faults", "set", "broker-1", "dance", "-m", str(cell)]) == 2
     assert "there is no fault 'dance'" in capsys.readouterr().err
 

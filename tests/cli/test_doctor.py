@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import io
 import json
 import os
 import re
@@ -13,12 +14,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 from tests.cli.shell import answer, base_port, line, running, started
 from tests.runtime.world import PATIENCE_S, run
 
 from quorumcast.cli.cell.checks import check_certificates
 from quorumcast.cli.cell.doctor import ASKING_S, ask_brokers
-from quorumcast.cli.cell.live_checks import check_brokers, unsettled
+from quorumcast.cli.cell.live_checks import check_brokers, judge_cell, unsettled
+from quorumcast.cli.cell.operations import STATUS_WIDTH, status_table
 from quorumcast.cli.main import main
 from quorumcast.crypto.directory import Address
 from quorumcast.manifest.files import read_manifest
@@ -116,7 +119,7 @@ def test_broker_that_is_down_is_a_warning_and_two_are_an_error(
         three_answer = "3 of 4 brokers answer; no other may fail"
         report = examined(capsys, made, lambda r: found(r, "ok").get("quorum") == three_answer)
         assert "refuses connections" in found(report, "warning")["broker-4"]
-        stopped = answer(capsys, "status", "-m", made)["brokers"]["broker-3"]["pid"]
+        stopped = answer(capsys, "status", "-m", made, code=1)["brokers"]["broker-3"]["pid"]
         os.kill(stopped, signal.SIGSTOP)  # neither dead nor alive
         try:
             two_answer = "2 of 4 brokers answer, and 3 are needed"
@@ -289,7 +292,10 @@ def judge(
         ({"clock_ahead_s": -9.0}, "broker-2", "warning", "its clock is 9.0 s behind the one here"),
         ({"epoch": 9}, "broker-2", "error", "it runs epoch 9, and the manifest here is epoch 1"),
         ({"epoch": 0}, "broker-2", "error", "it still runs epoch 0, and the manifest is epoch 1"),
-        ({"accusations": {"alice": 1}}, "broker-2", "warning", "it has proof that alice lied"),
+        ({"accusations": {"alice": 1}}, "alice", "warning",
+         "it is proven to have lied; broker-2 has the evidence"),
+        ({"catching_up": ["orders of alice"]}, "broker-2", "warning",
+         "it is catching up (orders of alice)"),
         ({"node": "broker-7"}, "broker-2", "warning",
          "the status page is that of broker-7 of cell cell"),
         ({"up": False}, "broker-2", "warning", "its status page does not"),
@@ -420,6 +426,51 @@ def test_broker_that_lost_its_store_is_warned_of_and_one_that_came_late_is_not(
     said = [(who, how, what) for who, how, what in judge(manifest, answers) if "no store" in what]
     assert [(who, how) for who, how, _ in said] == ([("broker-2", "warning")] if says else [])
     assert all(str(says) in what for *_, what in said)
+
+
+# ------------------------------------------------------------------- status
+
+
+def test_verdict_on_a_well_cell_and_on_one_with_many_problems(manifest: Manifest) -> None:
+    answers = rows(manifest)
+    verdict = judge_cell(manifest, Path("cell"), answers)
+    assert (verdict.well, verdict.problems) == (True, [])
+    assert verdict.says == "cell cell is well: 4 of 4 brokers answer; 1 more may fail"
+    answers["broker-1"] |= {"faults": ["alter"], "accusations": {"broker-1": 2}}
+    answers["broker-2"]["epoch"] = 0
+    answers["broker-4"] = {"up": False, "state": "down"}
+    verdict = judge_cell(manifest, Path("cell"), answers)
+    assert not verdict.well
+    assert verdict.says == (
+        "cell cell is not well: broker-2: it still runs epoch 0, and the manifest is epoch 1; "
+        "broker-1: it misbehaves on request (alter); broker-4: it is down; "
+        "and 1 more (see 'quorumcast doctor cell')"
+    )
+    answers["broker-3"] = {"up": False, "state": "broker-3 of cell other"}
+    verdict = judge_cell(manifest, Path("cell"), answers)
+    assert "is not well: 2 of 4 brokers answer, and 3 are needed; broker-2:" in verdict.says
+    says = {problem.about: problem.says for problem in verdict.problems}
+    assert says["broker-3"] == "its status page is that of broker-3 of cell other"
+
+
+def test_status_table_fits_eighty_columns(manifest: Manifest) -> None:
+    answers = rows(manifest)
+    for row in answers.values():
+        row["rates"] = {"publications": 123_456.0, "bytes_in": 987.6e6}
+        row |= {"clients": ["alice"] * 100, "rss_bytes": 12_345e6, "epoch": 123}
+        row["logs"]["byzantine"]["executed"] = 1_234_567
+    answers["broker-2"]["catching_up"] = ["x"]
+    answers["broker-3"]["accusations"] = {"broker-3": 1}
+    answers["broker-4"] = {"up": False, "state": "restarts in 15 s"}
+    out = Console(width=STATUS_WIDTH, file=io.StringIO())
+    with out.capture() as shown:
+        out.print(status_table("cell", answers))
+    text = shown.get()
+    assert max(map(len, text.splitlines())) <= STATUS_WIDTH
+    states = ("leader", "catching up", "proven liar")
+    for whole in ("123,456", "987.6", "12,345", "1,234,567", *states):
+        assert whole in text
+    assert "…" not in text
 
 
 def test_probe_of_something_that_is_no_broker(manifest: Manifest) -> None:

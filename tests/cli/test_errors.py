@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-from tests.cli.shell import base_port
+from tests.cli.shell import answer, base_port
 from tests.runtime.world import PATIENCE_S
 
 from quorumcast.cli.common import default_status_url
@@ -150,8 +150,9 @@ def test_client_identity_as_broker_and_the_reverse(
 def test_address_where_no_broker_listens(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
     arguments = ["publish", "orders", "x", "-m", cell, "-i", "alice", "--timeout", "0.3"]
     assert "brokers can be reached and 3 are needed" in sentence(capsys, *arguments)
-    line = sentence(capsys, "status", "-m", cell)
-    assert f"no broker of cell 'cell' is up; start it with 'quorumcast up {cell}'" in line
+    verdict = answer(capsys, "status", "-m", cell, code=1)["verdict"]
+    says = f"cell cell is not well: no broker is up; start it with 'quorumcast up {cell}'"
+    assert (verdict["well"], verdict["says"]) == (False, says)
     line = sentence(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
     assert "no status page answers" in line
     assert "there is no broker 'x'" in sentence(capsys, "faults", "clear", "x", "-m", cell)
@@ -163,7 +164,8 @@ def test_ports_that_another_cell_uses(
     page = {"node": "broker-1", "cell": "other", "epoch": 1, "time": 0.0}
     monkeypatch.setattr("quorumcast.cli.common.ask", lambda url, **_: page)
     monkeypatch.setattr("quorumcast.cli.cell.operations.ask", lambda url, **_: page)
-    assert "no broker of cell 'cell' is up" in sentence(capsys, "status", "-m", cell)
+    verdict = answer(capsys, "status", "-m", cell, code=1)["verdict"]
+    assert "no broker is up" in verdict["says"]
     line = sentence(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
     assert "is the page of broker-1 of cell 'other'; say where that of broker-1 is" in line
 

@@ -57,12 +57,12 @@ def print_json(value: object) -> None:
     print(json.dumps(value, default=plain), flush=True)
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A console for output to people."""
+def console(*, stderr: bool = False, width: int = PLAIN_WIDTH) -> Console:
+    """A console for output to people; `width` is for output that does not go to a terminal."""
     from rich.console import Console
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, width=None if terminal else PLAIN_WIDTH)
+    return Console(stderr=stderr, highlight=False, width=None if terminal else width)
 
 
 def table(

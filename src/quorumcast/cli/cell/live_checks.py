@@ -1,4 +1,7 @@
-"""The checks of `quorumcast doctor` on brokers: links, clocks, disks, epochs, logs, quorum."""
+"""The checks of `quorumcast doctor` and `quorumcast status` on brokers.
+
+They look at addresses, links, clocks, disks, epochs, logs, conduct and the quorum.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,50 @@ LITTLE_BYTES = 1 << 30
 TOO_LITTLE_BYTES = 64 << 20
 
 
+#: Problems that a verdict names; it counts the others.
+NAMED_PROBLEMS = 3
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Whether a cell is well, by the status pages of its brokers."""
+
+    well: bool
+    #: One sentence.
+    says: str
+    problems: list[Finding]
+
+
+def judge_cell(manifest: Manifest, directory: Path, rows: Rows) -> Verdict:
+    """The verdict on a cell; `rows` are those of `ask_cell`."""
+    troubles = {name: "" if row["up"] else _not_up(row) for name, row in rows.items()}
+    findings = check_brokers(manifest, directory, troubles, rows)
+    quorum = findings.pop()
+    if not any(row["up"] for row in rows.values()):
+        findings, quorum = (
+            [],
+            Finding(
+                "quorum", "error", f"no broker is up; start it with 'quorumcast up {directory}'"
+            ),
+        )
+    errors = [f for f in (quorum, *findings) if f.level == "error"]
+    problems = errors + [f for f in findings if f.level == "warning"]
+    if not problems:
+        return Verdict(True, f"cell {manifest.cell} is well: {quorum.says}", [])
+    named = [
+        f.says if f.about == quorum.about else f"{f.about}: {f.says}"
+        for f in problems[:NAMED_PROBLEMS]
+    ]
+    more = len(problems) - len(named)
+    if more:
+        named.append(f"and {more} more (see 'quorumcast doctor {directory}')")
+    return Verdict(False, f"cell {manifest.cell} is not well: {'; '.join(named)}", problems)
+
+
+def _not_up(row: Row) -> str:
+    state = row["state"]
+    return "it is down" if state == "down" else f"its status page is that of {state}"
+
+
 def check_brokers(
     manifest: Manifest,
     directory: Path,
@@ -44,11 +91,13 @@ def check_brokers(
         if is_broker(row, broker.id, manifest.cell):
             findings += _clock(broker.id, row)
             findings += _epoch(manifest, broker.id, row, directory)
-            findings += _conduct(manifest, broker.id, row)
+            findings += _catching_up(broker.id, row)
+            findings += _faults(broker.id, row)
             findings += _links(broker.id, row, troubles)
             findings += _floods(manifest, broker.id, row)
     answering = {name: row for name, row in rows.items() if is_broker(row, name, manifest.cell)}
     findings += _lost_stores(answering)
+    findings += _liars(manifest, answering)
     findings += _suspects(manifest, answering)
     findings += _logs(manifest, answering)
     findings += _stalled(answering, before or {})
@@ -179,15 +228,37 @@ def _epoch(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Fin
     return [Finding(name, "error", says, advice)]
 
 
-def _conduct(manifest: Manifest, name: str, row: Row) -> Iterator[Finding]:
+def _catching_up(name: str, row: Row) -> Iterator[Finding]:
+    lacks = row.get("catching_up")
+    if lacks:
+        says = f"it is catching up ({', '.join(lacks[:NAMED_PROBLEMS])})"
+        advice = "restart no other broker meanwhile; if it does not end, start those that are down"
+        yield Finding(name, "warning", says, advice)
+
+
+def _faults(name: str, row: Row) -> Iterator[Finding]:
     if row["faults"]:
         says = f"it misbehaves on request ({', '.join(row['faults'])})"
         advice = f"quorumcast faults clear {name}"
         yield Finding(name, "warning", says, advice)
-    for accused in members_among(manifest, row["accusations"]):
-        says = f"it has proof that {accused} lied"
-        advice = "verify what is in its evidence directory with 'quorumcast verify'"
-        yield Finding(name, "warning", says, advice)
+
+
+def _liars(manifest: Manifest, rows: Rows) -> Iterator[Finding]:
+    """Nodes that a broker can prove to have lied."""
+    holders: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        for accused in members_among(manifest, row["accusations"]):
+            holders.setdefault(accused, []).append(name)
+    for accused, who in sorted(holders.items()):
+        says = f"it is proven to have lied; {', '.join(who)} {_verb(who)} the evidence"
+        advice = (
+            "check the files in the evidence directory with 'quorumcast verify', then remove it"
+        )
+        yield Finding(accused, "warning", says, advice)
+
+
+def _verb(who: list[str]) -> str:
+    return "have" if len(who) > 1 else "has"
 
 
 def _links(name: str, row: Row, troubles: dict[str, str]) -> Iterator[Finding]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 STATUS_EXAMPLE = "status -m cell"
 
+#: Columns that the output of `status` needs at most.
+STATUS_WIDTH = 80
+
 faults = Commands(
     no_args_is_help=True,
     help="Make a running broker lie, and honest again; for tests and demonstrations.",
@@ -24,31 +27,45 @@ faults = Commands(
 
 
 def status(where: StatusOptions, json_: JsonOption = False) -> None:
-    """Show the brokers of a cell: their state, what they hold, and whom they suspect."""
+    """Show the brokers of a cell: their state, what they hold, and whether the cell is well.
+
+    Exit code 0 if the cell is well, 1 if it is not.
+    """
+    from quorumcast.cli.cell.live_checks import judge_cell
+
     cell = where.read()
     rows = where.ask(cell)
-    if not any(row["up"] for row in rows.values()):
-        raise UsageError(
-            f"no broker of cell {cell.cell!r} is up; start it with 'quorumcast up "
-            f"{where.path.parent}'"
-        )
+    verdict = judge_cell(cell, where.path.parent, rows)
     if json_:
-        print_json({"cell": cell.cell, "epoch": cell.epoch, "brokers": rows})
+        shown = {"cell": cell.cell, "epoch": cell.epoch, "brokers": rows, "verdict": verdict}
+        print_json(shown)
     else:
-        console().print(status_table(cell.cell, rows))
+        out = console(width=STATUS_WIDTH)
+        out.print(status_table(cell.cell, rows))
+        for name, row in rows.items():
+            suspects = row.get("suspicions", {}).items()
+            counts = ", ".join(f"{node} ({sum(why.values())})" for node, why in suspects)
+            if counts:
+                out.print(f"{name} suspects {counts}", markup=False)
+        out.print(verdict.says, markup=False)
+    if not verdict.well:
+        raise typer.Exit(1)
 
 
 def status_table(cell: str, rows: Rows) -> Table:
     """A table of brokers."""
     found = table(
-        *("broker", "state", "epoch", "peers", "clients", "streams"),
-        right=("pubs/s", "MB/s in", "MB"),
+        *("broker", "state"),
+        right=("epoch", "peers", "clients", "pubs/s", "MB/s", "MB", "batches"),
         simple=True,
         title=f"cell {cell}",
+        show_edge=False,
+        collapse_padding=True,
+        pad_edge=False,
     )
     found.columns[0].no_wrap = True
-    for column in ("log", "suspects", "proven", "faults"):
-        found.add_column(column)
+    found.columns[1].min_width = len("catching up")
+    proven = {accused for row in rows.values() for accused in row.get("accusations", ())}
     for name, row in rows.items():
         if not row["up"]:
             found.add_row(name, f"[red]{row['state']}[/]")
@@ -57,22 +74,28 @@ def status_table(cell: str, rows: Rows) -> Table:
         rates = row["rates"]
         found.add_row(
             name,
-            "[yellow]catching up[/]" if row.get("catching_up") else "[green]up[/]",
+            _state(name, row, proven),
             str(row["epoch"]),
             f"{len(peers)}/{len(row['brokers'])}",
             str(len(row["clients"])),
-            str(len(row["streams"])),
             f"{rates['publications']:,.0f}",
             f"{rates['bytes_in'] / 1e6:,.1f}",
             f"{row['rss_bytes'] / 1e6:,.0f}",
-            ", ".join(
-                f"{log['executed']:,} led by {log['leader']}" for log in row["logs"].values()
-            ),
-            ", ".join(f"{node} ({sum(why.values())})" for node, why in row["suspicions"].items()),
-            ", ".join(row["accusations"]),
-            f"[yellow]{', '.join(row['faults'])}[/]",
+            ", ".join(f"{log['executed']:,}" for log in row["logs"].values()),
         )
     return found
+
+
+def _state(name: str, row: dict[str, Any], proven: set[str]) -> str:
+    """The state of a broker that answers; the first that applies."""
+    if name in proven:
+        return "[red]proven liar[/]"
+    if row["faults"]:
+        return "[yellow]faulty[/]"
+    if row.get("catching_up"):
+        return "[yellow]catching up[/]"
+    leads = any(log["leader"] == name for log in row["logs"].values())
+    return "[green]leader[/]" if leads else "[green]up[/]"
 
 
 @faults.command("list", example="faults list --json")
