@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,8 @@ from tests.runtime.world import run, until
 
 from quorumcast.broadcast import application
 from quorumcast.broadcast.application import Deliver
-from quorumcast.client import Event, Gap, GapError, Node
+from quorumcast.client import Event, Gap, GapError, Node, Resumption
+from quorumcast.client.instrumentation import Instrumentation
 from quorumcast.client.reach import too_many_refuse
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
@@ -229,6 +231,26 @@ def test_misuse_raises_an_error_of_one_sentence() -> None:
             bob.publisher("private")
 
     in_cell(act, channels={"private": private})
+
+
+def test_refused_publisher_or_subscription_starts_no_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(Instrumentation, "begin", lambda *given: started.append(given[-1]))
+
+    async def act(cell: MemoryCell) -> None:
+        alice = await cell.connect("alice")
+        with pytest.raises(UsageError, match="has no positions"):
+            alice.subscribe("events", start=5)
+        with pytest.raises(UsageError, match="cannot be resumed"):
+            alice.publisher("events", resume=Resumption("import", 1, at=datetime.now(UTC)))
+        assert started == []
+        alice.subscribe("events")
+        alice.publisher("events")
+        assert started == ["subscriber", "publisher"]
+
+    in_cell(act)
 
 
 def test_connect_too_few_brokers_names_the_missing_ones() -> None:

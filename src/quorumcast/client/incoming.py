@@ -118,6 +118,7 @@ class Incoming:
                 f"this node has subscribed to {taken[0]!r} already; to begin elsewhere, "
                 "connect a second node"
             )
+        subscription.open(self)
         self._all.append(subscription)
         for channel in subscription.channels:
             self._join(subscription, channel, subscription.start)

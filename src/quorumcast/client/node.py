@@ -147,6 +147,8 @@ class Node:
         """A publisher of a channel: `async with node.publisher("orders") as orders`."""
         self._check_alive()
         entry = to_publish(self.manifest, self.name, options.channel)
+        if options.resume is not None:
+            check_resumable(entry, urgent=options.urgent)
         if self._outgoing is None:
             self._outgoing = Outgoing(
                 self.manifest,
@@ -164,7 +166,6 @@ class Node:
             publisher = Publisher(self._outgoing, packer, options)
             self._outgoing.add(publisher)
         else:
-            check_resumable(entry, urgent=options.urgent)
             publisher = ResumedPublisher(self._outgoing, packer, options, options.resume)
             self._outgoing.resume(publisher)
         self._on_suspended()
@@ -177,6 +178,7 @@ class Node:
         # A pattern may match nothing yet, because channels are created later.
         find = matching_channels if is_pattern(options.channel) else to_subscribe
         entries = find(self.manifest, self.name, options.channel)
+        subscription = Subscription(entries, options, self._now_us)
         if self._incoming is None:
             self._incoming = Incoming(
                 self.manifest,
@@ -187,8 +189,6 @@ class Node:
                 on_suspended=self._on_suspended,
                 on_undecodable=self._on_undecodable,
             )
-        prove = self._incoming.prove
-        subscription = Subscription(self._incoming, entries, prove, options, self._now_us)
         self._incoming.add(subscription)
         return subscription
 

@@ -27,13 +27,14 @@ from typing import Protocol
 from quorumcast.broadcast import application
 from quorumcast.client.arguments import check_overflow, check_start, check_timeout, check_until
 from quorumcast.client.backlog import Backlog
-from quorumcast.client.events import Batch, Event, Gap, GapError, Prover
+from quorumcast.client.events import Batch, Event, Gap, GapError
 from quorumcast.client.options import SubscriptionOptions
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED, Limits, Overflow
+from quorumcast.core.statements import Receipt
 from quorumcast.manifest.manifest import ChannelEntry
 
 #: Drop reasons in `telemetry.drops` for publications that did not reach the application.
@@ -55,6 +56,9 @@ class SubscriptionHost(Protocol):
     def ignored(self, reason: str, publications: int) -> None:
         """Count publications that do not reach the application."""
 
+    async def prove(self, delivered: application.Deliver) -> Receipt:
+        """Fetch the receipt of a publication."""
+
     def end(self, channel: Channel) -> int:
         """The next position of a channel."""
 
@@ -75,11 +79,12 @@ class Subscription:
     ...         print(event.publisher, event.payload)
     """
 
+    #: The subscribing role, from `open` on.
+    _host: SubscriptionHost
+
     def __init__(
         self,
-        host: SubscriptionHost,
         entries: Sequence[ChannelEntry],
-        prove: Prover,
         options: SubscriptionOptions,
         now_us: Clock = wall_us,
     ) -> None:
@@ -97,8 +102,6 @@ class Subscription:
         self.until = options.until or 0
         #: Streams that have reached `since_us`; the newest MAX_STREAMS_NAMED.
         self._reached: dict[Stream, None] = {}
-        self._host = host
-        self._prove = prove
         self._now_us = now_us
         #: Delivered by the machine and not taken by the application.
         self._backlog = _backlog(options, entries)
@@ -122,6 +125,10 @@ class Subscription:
         self._check_joined()  # a pattern that matches no channel yet has nothing to wait for
 
     # ----------------------------------------------------------- called by the node
+
+    def open(self, host: SubscriptionHost) -> None:
+        """Begin, as a subscription of this role."""
+        self._host = host
 
     def deliver(self, delivered: application.Deliver) -> None:
         """Queue an accepted publication."""
@@ -349,7 +356,7 @@ class Subscription:
             self.undecodable += 1
             self._host.undecodable(item)
             return None
-        return Batch(item, envelope, *unpacked, self._prove, expired=expired)
+        return Batch(item, envelope, *unpacked, self._host.prove, expired=expired)
 
     # ------------------------------------------------------------------- old data
 
