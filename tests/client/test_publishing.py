@@ -38,6 +38,9 @@ class Toy:
         self.number += len(bodies)
         return self.number
 
+    def account(self, channel: Channel, urgent: bool) -> str:
+        return "acknowledged: no broker"
+
     def publisher_closed(self, publisher: Publisher) -> None: ...
 
     def rows(self, schema: pa.Schema = PAYLOAD) -> list[list[Any]]:
@@ -189,7 +192,8 @@ def test_publish_waits_for_its_own_acknowledgement() -> None:
 
 def test_publish_timeout_is_raised() -> None:
     async def act(publisher: Publisher, toy: Toy) -> None:
-        with pytest.raises(TimeoutError):
+        expected = "^1 event on 'c' not acknowledged within 0.01 s; acknowledged: no broker$"
+        with pytest.raises(TimeoutError, match=expected):
             await publisher.publish(b"1")
 
     with_publisher(act, timeout_s=0.01)

@@ -186,6 +186,11 @@ class FanOutSender:
         return reached_by((p.sent for p in self._progress.values()), self._quorum) - 1
 
     @property
+    def lacking(self) -> list[NodeId]:
+        """Brokers that have not acknowledged everything."""
+        return [broker for broker, p in self._progress.items() if p.acked < self.next - 1]
+
+    @property
     def unfinished(self) -> bool:
         """Whether a broker that can be reached has not acknowledged everything."""
         return any(p.connected and p.acked < self.next - 1 for p in self._progress.values())

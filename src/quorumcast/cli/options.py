@@ -124,11 +124,11 @@ class ClientOptions(IdentityOptions, kw_only=True):
             self.path, self.identity_file(), timeout_s=self.timeout, observe=observe, seat=seat
         )
 
-    def too_few(self, channel: str) -> UsageError:
+    def too_few(self, channel: str, node: Node) -> UsageError:
         """The error for a channel on which too few brokers answer in time."""
         return UsageError(
-            f"too few brokers answered on {channel!r} within {self.timeout} s; see 'quorumcast "
-            "status'"
+            f"too few brokers answered on {channel!r} within {self.timeout:g} s; {node.account()}; "
+            "see 'quorumcast status'"
         )
 
 

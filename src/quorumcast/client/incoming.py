@@ -37,7 +37,7 @@ from quorumcast.broadcast.messages import Contents
 from quorumcast.cell.messages import Checkpoint, Positions
 from quorumcast.cell.subscribing import subscriber as agent
 from quorumcast.cell.subscribing.recalling import RecallDue
-from quorumcast.client.outgoing import MakeDriver
+from quorumcast.client.outgoing import Account, MakeDriver
 from quorumcast.client.rights import matching_channels
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
@@ -74,6 +74,7 @@ class Incoming:
         on_refused: Callable[[Refused], None],
         on_suspended: Callable[[], None],
         on_undecodable: Callable[[Deliver], None],
+        account: Account,
     ) -> None:
         self._machine = agent.Subscriber(manifest, keyring)
         self._manifest = manifest
@@ -81,6 +82,7 @@ class Incoming:
         self._telemetry = telemetry
         self._on_suspended = on_suspended
         self._on_undecodable = on_undecodable
+        self._account = account
         self._all: list[Subscription] = []
         #: The same by channel; one to a pattern is listed under each of its channels.
         self._subscriptions: dict[Channel, list[Subscription]] = {}
@@ -184,6 +186,12 @@ class Incoming:
     def _on_gap(self, effect: DeliverGap) -> None:
         for subscription in self._subscriptions.get(effect.stream.channel, ()):
             subscription.gap(effect)
+
+    def account(self, channel: Channel | None = None) -> str:
+        """Which brokers have reported what they hold of a channel; without one, the connected."""
+        if channel is None:
+            return self._account("connected", None)
+        return self._account("answered", self._machine.silent(channel))
 
     def undecodable(self, delivered: Deliver) -> None:
         """Report contents that violate the schema of their channel."""

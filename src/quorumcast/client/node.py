@@ -13,7 +13,7 @@ subscriber machine are then dropped and counted, and requested again when there 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,12 @@ class Node:
         """The connected brokers."""
         return list(self._brokers.up)
 
+    def account(self, verb: str = "connected", missing: Sequence[NodeId] | None = None) -> str:
+        """Which brokers have done what `verb` says and which are missing, for time-outs."""
+        if missing is None:
+            missing = [one for one in self.manifest.broker_ids if one not in self._brokers.up]
+        return self._brokers.account(self.manifest, self.links, verb, missing)
+
     # ------------------------------------------------------ publishing, subscribing
 
     @takes(PublisherOptions)
@@ -156,6 +162,7 @@ class Node:
                 self._driver,
                 self._on_publishing_refused,
                 self._now_us,
+                self.account,
             )
         validity_ms = entry.policy.limits.validity_ms
         packer = Packer(
@@ -188,6 +195,7 @@ class Node:
                 on_refused=self._on_subscribing_refused,
                 on_suspended=self._on_suspended,
                 on_undecodable=self._on_undecodable,
+                account=self.account,
             )
         self._incoming.add(subscription)
         return subscription

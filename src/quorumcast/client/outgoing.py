@@ -8,7 +8,7 @@ stream of its own.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quorumcast.broadcast.application import (
@@ -24,7 +24,7 @@ from quorumcast.client.packing import Clock
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.resuming import ResumedPublisher
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import MAX_INCARNATION, Channel, Stream
+from quorumcast.core.ids import MAX_INCARNATION, Channel, NodeId, Stream
 from quorumcast.core.machine import Machine
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
@@ -33,7 +33,8 @@ from quorumcast.runtime.logs import log
 
 #: Creates the driver of a role, with the node's links and telemetry.
 MakeDriver = Callable[[str, Machine, dict[type, Callable[[Any], None]]], Driver]
-
+#: Tells which brokers have done something, given the verb and those that have not.
+Account = Callable[[str, Sequence[NodeId] | None], str]
 
 #: Random bits of an incarnation, so that two that begin in one millisecond differ.
 RANDOM_BITS = 10
@@ -60,7 +61,9 @@ class Outgoing:
         make_driver: MakeDriver,
         on_refused: Callable[[Refused], None],
         now_us: Clock,
+        account: Account,
     ) -> None:
+        self._account = account
         self._machine = agent.Publisher(manifest, keyring, incarnation_at(now_us()))
         self.driver = make_driver(
             "publisher",
@@ -99,6 +102,11 @@ class Outgoing:
         """Publish these contents; return the number of the last publication."""
         self.driver.feed(Submit(channel, bodies, urgent, resumed))
         return self._machine.published(channel, urgent, resumed)
+
+    def account(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> str:
+        """Which brokers have acknowledged everything on a channel, and which have not."""
+        lacking = self._machine.lacking(channel, urgent, resumed)
+        return self._account("acknowledged", lacking)
 
     def publisher_closed(self, publisher: Publisher) -> None:
         """Remove a publisher, and publish the history of its last publications."""

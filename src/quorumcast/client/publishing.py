@@ -53,6 +53,9 @@ class PublisherHost(Protocol):
     def submit(self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool) -> int:
         """Publish these contents; return the number of the last publication."""
 
+    def account(self, channel: Channel, urgent: bool) -> str:
+        """Which brokers have acknowledged everything, and which have not."""
+
     def publisher_closed(self, publisher: Publisher) -> None:
         """Remove a publisher that is closed."""
 
@@ -211,8 +214,19 @@ class Publisher:
         self._check_open()
         future = self._loop.create_future()
         self._ack_waiters.append((event, future))
-        async with asyncio.timeout(self._timeout_s):
-            await future
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await future
+        except TimeoutError:
+            raise TimeoutError(self.overdue(self._timeout_s or 0)) from None
+
+    def overdue(self, timeout_s: float) -> str:
+        """The text of a time-out: what is not acknowledged, and by whom."""
+        events = "1 event" if self.pending == 1 else f"{self.pending:,} events"
+        return (
+            f"{events} on {self.channel!r} not acknowledged within {timeout_s:g} s; "
+            f"{self._host.account(self.channel, self.urgent)}"
+        )
 
     # ----------------------------------------------------------------- packing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
@@ -57,6 +58,23 @@ class ConnectedBrokers:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    def account(
+        self, manifest: Manifest, links: Links, verb: str, missing: Sequence[NodeId]
+    ) -> str:
+        """Which brokers have done what `verb` says, and why the missing ones have not."""
+        done = [broker for broker in manifest.broker_ids if broker not in missing]
+        troubles = links.troubles()
+        lacking = [
+            f"{broker} ({troubles.get(broker, Trouble()).sentence})"
+            if broker not in self.up
+            else broker
+            for broker in missing
+        ]
+        return (
+            f"{verb}: {', '.join(done) or 'no broker'}; missing: {', '.join(lacking) or 'none'}; "
+            f"needed: {manifest.quorums.responders} of {len(manifest.brokers)}"
+        )
 
     def _unreachable(self, manifest: Manifest, troubles: dict[NodeId, Trouble], needed: int) -> str:
         missing = [

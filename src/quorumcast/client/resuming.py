@@ -59,6 +59,9 @@ class ResumedStreams(Protocol):
     ) -> int:
         """Publish these contents; return the number of the last publication."""
 
+    def account(self, channel: Channel, urgent: bool, resumed: int) -> str:
+        """Which brokers have acknowledged everything, and which have not."""
+
     def conclude(self, publisher: ResumedPublisher) -> None:
         """Start to confirm that the whole stream is ordered; calls `concluded` then."""
 
@@ -78,6 +81,9 @@ class _ResumedHost:
 
     def submit(self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool) -> int:
         return self._node.submit(channel, bodies, urgent, self._resumed)
+
+    def account(self, channel: Channel, urgent: bool) -> str:
+        return self._node.account(channel, urgent, self._resumed)
 
     def publisher_closed(self, publisher: Publisher) -> None:
         if isinstance(publisher, ResumedPublisher):
@@ -131,8 +137,14 @@ class ResumedPublisher(Publisher):
             await self.flush()
             self._ending = asyncio.get_running_loop().create_future()
             self._node.conclude(self)
-            async with asyncio.timeout(self._timeout_s):
-                await self._ending
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._ending
+            except TimeoutError:
+                raise TimeoutError(
+                    f"the order of {self.resume.name!r} on {self.channel!r} was not confirmed "
+                    f"within {self._timeout_s:g} s; {self._host.account(self.channel, False)}"
+                ) from None
             self._concluded = True
         finally:
             self._end()

@@ -50,6 +50,9 @@ class SubscriptionHost(Protocol):
     def subscription_closed(self, subscription: Subscription) -> None:
         """Remove a subscription that is closed."""
 
+    def account(self, channel: Channel | None = None) -> str:
+        """Which brokers have reported what they hold of a channel; without one, the connected."""
+
     def undecodable(self, delivered: application.Deliver) -> None:
         """Report contents that violate the schema."""
 
@@ -413,8 +416,19 @@ class Subscription:
     async def wait_joined(self, timeout_s: float | None = None) -> None:
         """Wait until it is established: everything published from then on is delivered."""
         check_timeout(timeout_s)
-        async with asyncio.timeout(timeout_s):
-            await asyncio.shield(self.joined)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self.joined)
+        except TimeoutError:
+            pending = next((one for one, done in self._channels.items() if not done), self.channel)
+            raise TimeoutError(
+                f"the subscription to {pending!r} was not established within {timeout_s:g} s; "
+                f"{self._host.account(pending)}"
+            ) from None
+
+    def overdue(self, timeout_s: float) -> str:
+        """The text of a time-out: nothing came, and which brokers are connected."""
+        return f"nothing came on {self.channel!r} within {timeout_s:g} s; {self._host.account()}"
 
     def close(self) -> None:
         """Leave the channels and drop the queue."""

@@ -60,8 +60,13 @@ class LoopThread:
 
         client.run(main())
 
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine in the loop and wait for its result."""
+    def run(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        timeout_s: float | None = None,
+        overdue: Callable[[float], str] | None = None,
+    ) -> T:
+        """Run a coroutine in the loop and wait for its result; `overdue` explains a time-out."""
         try:
             check_timeout(timeout_s)
         except BaseException:
@@ -70,6 +75,10 @@ class LoopThread:
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(timeout_s)
+        except TimeoutError:
+            if not future.cancel() or overdue is None or timeout_s is None:
+                raise  # of the coroutine itself, which explains it
+            raise TimeoutError(self.call(lambda: overdue(timeout_s))) from None
         except BaseException:
             future.cancel()
             raise
@@ -103,7 +112,7 @@ class SyncPublisher:
 
     def publish(self, event: Publishable, timeout_s: float | None = None) -> None:
         """Publish and wait until enough brokers hold it."""
-        self._thread.run(self._publish(event), timeout_s)
+        self._thread.run(self._publish(event), timeout_s, self._publisher.overdue)
 
     async def _publish(self, event: Publishable) -> None:
         await self._pass_all()
@@ -152,7 +161,7 @@ class SyncPublisher:
 
     def ready(self, timeout_s: float | None = None) -> None:
         """Wait until `post` has room again."""
-        self._thread.run(self._pass_all(), timeout_s)
+        self._thread.run(self._pass_all(), timeout_s, self._publisher.overdue)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything posted so far is acknowledged."""
@@ -161,7 +170,7 @@ class SyncPublisher:
             await self._pass_all()
             await self._publisher.flush()
 
-        self._thread.run(flush(), timeout_s)
+        self._thread.run(flush(), timeout_s, self._publisher.overdue)
 
     def close(self) -> None:
         """Wait until everything posted is acknowledged, then close."""
@@ -223,7 +232,9 @@ class SyncSubscription(ClosesOnExit):
     def next_batch(self, timeout_s: float | None = None) -> Batch:
         """The next publication as a whole."""
         if not self._items:
-            self._items.extend(self._thread.run(self._subscription.take(), timeout_s))
+            subscription = self._subscription
+            waiting = self._thread.run(subscription.take(), timeout_s, subscription.overdue)
+            self._items.extend(waiting)
         if not self._items:
             raise StopIteration
         item = self._items.popleft()
@@ -243,7 +254,8 @@ class SyncSubscription(ClosesOnExit):
     def held(self, timeout_s: float | None = None) -> Iterator[Batch | Gap]:
         """Everything up to the end that the channel had when the subscription was established."""
         found = self._subscription.held()
-        while (item := self._thread.run(anext(found, None), timeout_s)) is not None:
+        overdue = self._subscription.overdue
+        while (item := self._thread.run(anext(found, None), timeout_s, overdue)) is not None:
             yield item
 
     @property
@@ -273,9 +285,10 @@ class SyncSubscription(ClosesOnExit):
 class SyncNamedSubscription(ClosesOnExit):
     """A blocking iterator of the deliveries of a named subscription."""
 
-    def __init__(self, thread: LoopThread, subscription: NamedSubscription) -> None:
+    def __init__(self, thread: LoopThread, subscription: NamedSubscription, node: Node) -> None:
         self._thread = thread
         self._subscription = subscription
+        self._node = node
 
     def __iter__(self) -> SyncNamedSubscription:
         return self
@@ -285,7 +298,11 @@ class SyncNamedSubscription(ClosesOnExit):
 
     def next(self, timeout_s: float | None = None) -> Delivery:
         """The next delivery; `TimeoutError` if none comes in time."""
-        item = self._thread.run(self._subscription.next(), timeout_s)
+        item = self._thread.run(
+            self._subscription.next(),
+            timeout_s,
+            lambda late_s: f"no delivery within {late_s:g} s; {self._node.account()}",
+        )
         if isinstance(item, Gap):
             raise GapError(item)
         return item
@@ -300,7 +317,11 @@ class SyncNamedSubscription(ClosesOnExit):
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all acknowledgements so far are ordered."""
-        self._thread.run(self._subscription.flush(), timeout_s)
+        self._thread.run(
+            self._subscription.flush(),
+            timeout_s,
+            lambda late_s: f"acknowledgements not ordered in {late_s:g} s; {self._node.account()}",
+        )
 
     def close(self) -> None:
         """Write pending acknowledgements, and return the other deliveries."""
@@ -347,7 +368,7 @@ class SyncNode(ClosesOnExit):
         async def opened() -> NamedSubscription:
             return await options.call(self._node.subscribe_as).__aenter__()
 
-        return SyncNamedSubscription(self._thread, self._thread.run(opened()))
+        return SyncNamedSubscription(self._thread, self._thread.run(opened()), self._node)
 
     def close(self) -> None:
         """Disconnect."""

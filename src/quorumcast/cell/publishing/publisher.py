@@ -104,6 +104,10 @@ class Publisher:
         """The number of the newest publication on a channel."""
         return self._stream(channel, urgent, resumed).data.next - 1
 
+    def lacking(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> list[NodeId]:
+        """Brokers that have not acknowledged everything on a channel."""
+        return self._stream(channel, urgent, resumed).data.lacking
+
     def alpha(self, channel: Channel) -> int:
         """Publications between histories right now (0 without histories)."""
         return self._stream(channel).alpha

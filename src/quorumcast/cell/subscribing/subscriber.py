@@ -168,6 +168,12 @@ class Subscriber:
         interest = self._interests.get(channel)
         return interest is not None and interest.begun
 
+    def silent(self, channel: Channel) -> list[NodeId]:
+        """Brokers that have not reported what they hold of a channel."""
+        interest = self._interests.get(channel)
+        reports = () if interest is None else interest.reports
+        return [broker for broker in self._view.brokers if broker not in reports]
+
     def ends(self, channel: Channel) -> dict[Stream, int]:
         """The ends of streams that were not read to their end when the channel began."""
         interest = self._interests.get(channel)

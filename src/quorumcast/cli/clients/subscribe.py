@@ -185,7 +185,7 @@ class _Listener:
             try:
                 await asyncio.wait_for(named.open(), self._where.timeout)
             except TimeoutError:
-                raise self._where.too_few(channel) from None
+                raise self._where.too_few(channel, node) from None
             console(stderr=True).print(f"subscribed to {channel} as {name}", markup=False)
             try:
                 await self._print_named(named)
@@ -305,6 +305,6 @@ async def join(where: ClientOptions, node: Node, options: SubscriptionOptions) -
     subscription = options.call(node.subscribe)
     try:
         await subscription.wait_joined(where.timeout)
-    except TimeoutError:
-        raise where.too_few(options.channel) from None
+    except TimeoutError as error:
+        raise UsageError(f"{error}; see 'quorumcast status'") from None
     return subscription

@@ -60,7 +60,7 @@ async def _look(where: ClientOptions, channel: str) -> list[SubscriptionFacts]:
             async with asyncio.timeout(where.timeout):
                 return await subscriptions_of(node, channel)
         except TimeoutError:
-            raise where.too_few(channel) from None
+            raise where.too_few(channel, node) from None
 
 
 def _print(channel: str, found: list[SubscriptionFacts]) -> None:
