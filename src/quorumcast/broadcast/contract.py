@@ -89,9 +89,15 @@ class Carrier(ABC):
         self._view = context.view
         self._policy = context.policy
 
-    @abstractmethod
     def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
-        """Take one event that concerns this stream."""
+        """Take one event that concerns this stream; by default a request for contents."""
+        match event:
+            case Receive(message=Pull() as message):
+                return answer_pull(self.ledger, event, message)
+            case Receive():
+                return dropped(event, DropReason.UNEXPECTED)
+            case _:
+                return []
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
@@ -254,12 +260,8 @@ class Forwarder(Carrier):
                     return dropped(event, DropReason.WRONG_SENDER)
                 self.ledger.join(base, fresh, trusted=self._policy.trusts_publishers)
                 return []
-            case Receive(message=Pull() as message):
-                return answer_pull(self.ledger, event, message)
-            case Receive():
-                return dropped(event, DropReason.UNEXPECTED)
             case _:
-                return []
+                return super().handle(event, now)
 
     def _crowded(self, first: int, bodies: Bodies) -> bool:
         """Whether so much waits for histories that a new run has to wait as well."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch, answer_pull, dropped
-from quorumcast.broadcast.messages import Cursor, Pull
+from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch
+from quorumcast.broadcast.messages import Cursor
 from quorumcast.core.ids import Millis, Stream, split_digests
-from quorumcast.core.machine import Bodies, DropReason, Effect, Forget, Receive, TimerFired
+from quorumcast.core.machine import Bodies, Effect, Forget
 from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.state import Extent, extent_root
@@ -98,15 +98,6 @@ class OrderedLog(Carrier):
     @property
     def credit(self) -> int:
         return 0
-
-    def handle(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
-        match event:
-            case Receive(message=Pull() as message):
-                return answer_pull(self.ledger, event, message)
-            case Receive():
-                return dropped(event, DropReason.UNEXPECTED)
-            case _:
-                return []
 
     def sizes(self) -> dict[str, int]:
         return {"ledger": len(self.ledger), "extents": len(self._extents)}
