@@ -88,6 +88,22 @@ def brokers_up(capsys: pytest.CaptureFixture[str], cell: Path) -> dict[str, Any]
             return rows
 
 
+def imported(*words: object) -> set[str]:
+    """The modules that a command has imported when it ends."""
+    code = (
+        "import sys; from quorumcast.cli.main import main; code = main(sys.argv[1:]); "
+        "print(*sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
 @contextmanager
 def running(
     directory: Path, channels: Sequence[str], clients: str = "alice,bob", *options: object

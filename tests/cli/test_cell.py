@@ -14,6 +14,7 @@ from tests.cli.shell import (
     answer,
     base_port,
     brokers_up,
+    imported,
     line,
     running,
     said,
@@ -42,6 +43,14 @@ def test_files_of_a_cell_are_private_and_signed(
     shown = answer(capsys, "epoch", "show", "-m", cell)
     assert (shown["cell"], shown["epoch"], shown["f"]) == ("cell", 1, 1)
     assert shown["channels"]["orders"] == "ab+history"
+
+
+def test_publish_imports_no_other_role(cell: Path) -> None:
+    loaded = imported("publish", "orders", "light", "-m", cell, "-i", "alice", "--json")
+    assert "quorumcast.client.publishing" in loaded
+    assert not loaded & {"pandas", "pyarrow.compute", "rich.console"}
+    parts = ("client.incoming", "client.named", "cell.subscribing", "cell.serving", "watch", "sim")
+    assert not [name for name in loaded if name.startswith(tuple(f"quorumcast.{p}" for p in parts))]
 
 
 def test_event_from_publish_to_verify(

@@ -191,6 +191,16 @@ def test_rows_without_a_required_column_are_refused() -> None:
 def test_payloads_that_are_no_bytes_are_refused(payload: object) -> None:
     with pytest.raises(UsageError, match=r"events of this channel are bytes|must have a value"):
         batch_of_payloads([b"x", payload])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="events of this channel are bytes"):
+        batch_of_payloads([payload])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", b"12345678", bytes(5000)])
+def test_batch_of_one_payload_is_the_same_as_arrow_makes(payload: bytes) -> None:
+    made = batch_of_payloads([payload])
+    made.validate(full=True)
+    plain = pa.RecordBatch.from_arrays([pa.array([payload], pa.binary())], schema=PAYLOAD)
+    assert encode_batch(made) == encode_batch(plain)
 
 
 def test_conform_batch_of_the_schema_passes_and_another_is_refused() -> None:

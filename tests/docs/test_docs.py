@@ -13,7 +13,7 @@ import typer.main
 
 from quorumcast.cell.messages import CELL_FAMILY
 from quorumcast.cell.serving.served_streams import ServedStreams
-from quorumcast.cli.main import app
+from quorumcast.cli.main import command_tree
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import DropReason, Suspicion
 from quorumcast.core.quorum import Broadcast
@@ -77,7 +77,7 @@ def commands(page: str) -> Iterator[str]:
 @cache
 def tool() -> Any:
     """The command line, which takes a while to make."""
-    return typer.main.get_command(app)
+    return typer.main.get_command(command_tree())
 
 
 def wrong_command(line: str) -> str | None:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, Cell, identity_of
 from typer.testing import CliRunner
 
-from quorumcast.cli.main import app, main
+from quorumcast.cli.main import command_tree, main
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Connected
 from quorumcast.core.statements import Basis
@@ -223,7 +223,7 @@ def test_labelled_runs_are_audited_and_scored_by_the_command(
     # 11: an equivocating broker, of a chain.
     label_runs(spark, 1, tmp_path / "runs", start=11)
     answer = CliRunner().invoke(
-        app,
+        command_tree(),
         ["pipeline", "audit", str(tmp_path / "runs"), "--score", "--json",
          "--output", str(tmp_path / "found"), "--html", str(tmp_path / "audit.html")],
     )  # fmt: skip
@@ -238,7 +238,7 @@ def test_labelled_runs_are_audited_and_scored_by_the_command(
     assert len(proofs) == len(proven)
     for proof, verdict in zip(proofs, sorted(proven, key=lambda r: r["run"]), strict=True):
         manifest = tmp_path / "found" / "manifests" / f"{verdict['run']}.json"
-        verified = CliRunner().invoke(app, ["verify", str(proof), "-m", str(manifest)])
+        verified = CliRunner().invoke(command_tree(), ["verify", str(proof), "-m", str(manifest)])
         assert verified.exit_code == 0, verified.output
     page = (tmp_path / "audit.html").read_text()
     assert all(row["node"] in page for row in result["verdicts"])

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from tests.support.synthetic_traces import synthesize
 from typer.testing import CliRunner
 
-from quorumcast.cli.main import app
+from quorumcast.cli.main import command_tree
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.machine import Effect, Send
@@ -365,7 +365,7 @@ def test_command_line_prints_json_and_writes_a_report(
 ) -> None:
     report = tmp_path / "report.html"
     arguments = ["pipeline", "evaluate", str(places["honest"]), str(places["lossy"])]
-    result = CliRunner().invoke(app, [*arguments, "--output", str(report), "--json"])
+    result = CliRunner().invoke(command_tree(), [*arguments, "--output", str(report), "--json"])
     assert result.exit_code == 0, result.output
     told = msgspec.convert(json.loads(result.stdout), Evaluation, strict=False)
     assert [line.scenario.fault for line in told.lines] == ["", "drop"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.synthetic_traces import SCHEMA, synthesize
 from typer.testing import CliRunner
 
-from quorumcast.cli.main import app
+from quorumcast.cli.main import command_tree
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.evaluation.formatting import amount, percent, times
 from quorumcast.pipeline.evaluation.histogram import ACCURACY, bucket, middle, percentile
@@ -102,7 +102,7 @@ def test_report_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     output = str(tmp_path / "nowhere" / "report.html")
     arguments = ["pipeline", "evaluate", str(trace), "--output", output]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(command_tree(), arguments)
     assert result.exit_code != 0
     assert "cannot be written: name a file in a directory that exists" in str(result.exception)
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from tests.support.scheduling import ROOT
 from typer.testing import CliRunner
 
-from quorumcast.cli.main import app
+from quorumcast.cli.main import command_tree
 
 pytestmark = pytest.mark.runtime
 
@@ -26,7 +26,7 @@ def test_demo_loses_nothing_and_ends_with_an_audit_that_names_the_liar(
     tmp_path: Path,
 ) -> None:
     brief = ("--seconds", "6", "--rate", "400", "--dir", str(tmp_path / "cell"), "--json")
-    shown = CliRunner().invoke(app, ["demo", *brief])
+    shown = CliRunner().invoke(command_tree(), ["demo", *brief])
     assert shown.exit_code == 0, shown.output
     summary = json.loads(shown.stdout)
     assert summary["ok"]

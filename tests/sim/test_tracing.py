@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from quorumcast.cli.main import app
+from quorumcast.cli.main import command_tree
 from quorumcast.sim.systems import run_scenario
 from quorumcast.traces.form import read_header
 
@@ -41,12 +41,12 @@ def test_traced_run_is_the_same_run_and_tells_all_of_it(tmp_path: Path, policy: 
 
 def test_command_line_traces_every_seed_in_a_directory_of_its_own(tmp_path: Path) -> None:
     arguments = ["sim", "--seeds", "2", "--policy", "ab", "--adversary", "none", "--workers", "1"]
-    result = CliRunner().invoke(app, [*arguments, "--trace", str(tmp_path)])
+    result = CliRunner().invoke(command_tree(), [*arguments, "--trace", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert [read_header(tmp_path / f"seed-{seed}").seed for seed in (0, 1)] == [0, 1]
 
 
 def test_known_bad_variants_leave_no_traces_and_say_so(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["sim", "--known-bad", "--trace", str(tmp_path)])
+    result = CliRunner().invoke(command_tree(), ["sim", "--known-bad", "--trace", str(tmp_path)])
     assert result.exit_code != 0
     assert "leave out --trace" in str(result.exception)

@@ -1,9 +1,12 @@
-"""The entry point: all commands, and how they fail.
+"""The entry point: the table of all commands, and how they fail.
+
+Only the module of the command that runs is imported, and `quorumcast --help` needs none of them:
+its text comes from the table. Modules of commands import what only some of their functions need
+inside these functions.
 
 A misused command ends with one sentence on standard error and exit code 2, whether the option
 parser, our own code (`UsageError`) or the operating system finds the mistake. Ctrl-C ends with 130.
-A traceback is a bug. Commands import their modules when they run, so that `quorumcast --help` is
-fast.
+A traceback is a bug.
 """
 
 from __future__ import annotations
@@ -11,73 +14,117 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
-from copy import copy
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
-
-from quorumcast.cli.cell import channels, doctor, epochs, init, members, operations, running
-from quorumcast.cli.clients import publish, replay, subscribe, subscriptions, verify
-from quorumcast.cli.lab import bench, demo, sim
-from quorumcast.cli.options import Commands
-from quorumcast.cli.pipeline import commands as pipeline
 from quorumcast.core.errors import UsageError
 from quorumcast.core.version import __version__
+
+if TYPE_CHECKING:
+    from quorumcast.cli.options import Commands
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
-app = Commands(
-    name="quorumcast",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Start here:  quorumcast init cell && quorumcast up cell",
-)
+HELP_OPTIONS = ("-h", "--help")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"quorumcast {__version__}")
-        raise typer.Exit
+class Entry(NamedTuple):
+    """A command, or a group of commands."""
+
+    #: The module below `quorumcast.cli`, and the name of the function or group in it.
+    place: str
+    #: The line of the command in `quorumcast --help`.
+    summary: str
 
 
-@app.callback()
-def _main(
-    version: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version."),
-    ] = False,
-) -> None:
-    """Publish/subscribe for people who cannot trust every broker."""
+#: Every command by its name, in the sections of `quorumcast --help`.
+SECTIONS: dict[str, dict[str, Entry]] = {
+    "Run a cell": {
+        "init": Entry("cell.init:init", "Create a cell: identities and a signed manifest."),
+        "up": Entry("cell.running:up", "Run the brokers of a cell on this machine."),
+        "broker": Entry("cell.running:broker", "Run one broker."),
+        "status": Entry("cell.operations:status", "Show the brokers of a cell."),
+        "doctor": Entry("cell.doctor:doctor", "Check a cell, and say what to do."),
+    },
+    "Use a cell": {
+        "publish": Entry("clients.publish:publish", "Publish events."),
+        "subscribe": Entry("clients.subscribe:subscribe", "Print events as they arrive."),
+        "replay": Entry("clients.replay:replay", "Print the events that brokers hold."),
+        "subscriptions": Entry("clients.subscriptions:app", "Look at named subscriptions."),
+        "verify": Entry("clients.verify:verify", "Check a receipt or evidence offline."),
+    },
+    "Change a cell while it runs": {
+        "channel": Entry("cell.channels:app", "Show, create, change and delete channels."),
+        "members": Entry("cell.members:app", "Show, add, remove and replace brokers."),
+        "epoch": Entry("cell.epochs:app", "Show the manifest, or make its next epoch."),
+        "faults": Entry("cell.operations:faults", "Make a broker lie, for tests."),
+    },
+    "Try and measure": {
+        "demo": Entry("lab.demo:demo", "Watch a broker lie and be found out."),
+        "sim": Entry("lab.sim:sim", "Simulate cells with crashes and liars, from seeds."),
+        "bench": Entry("lab.bench:bench", "Measure real processes, and check every event."),
+        "pipeline": Entry("pipeline.commands:app", "Streams, evaluation and audit on Spark."),
+    },
+}
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 
-app.command("init", example=init.EXAMPLE)(init.init)
-app.command("up", example=running.UP_EXAMPLE)(running.up)
-app.command("broker", example=running.BROKER_EXAMPLE)(running.broker)
-app.command("publish", example=publish.EXAMPLE)(publish.publish)
-app.command("subscribe", example=subscribe.EXAMPLE)(subscribe.subscribe)
-app.command("replay", example=replay.EXAMPLE)(replay.replay)
-app.command("status", example=operations.STATUS_EXAMPLE)(operations.status)
-app.command("doctor", example=doctor.EXAMPLE)(doctor.doctor)
-app.add_typer(channels.app, name="channel")
-app.add_typer(subscriptions.app, name="subscriptions")
-app.add_typer(members.app, name="members")
-app.add_typer(operations.faults, name="faults")
-app.add_typer(epochs.app, name="epoch")
-app.command("verify", example=verify.EXAMPLE)(verify.verify)
-app.command("sim", example=sim.EXAMPLE)(sim.sim)
-app.command("bench", example=bench.EXAMPLE)(bench.bench)
-app.add_typer(pipeline.app, name="pipeline")
-app.command("demo", example=demo.EXAMPLE)(demo.demo)
+def command_tree(*names: str) -> Commands:
+    """The commands of these names for the option parser; all of them without a name."""
+    import typer
 
-#: The option parser's base error; its module depends on the version of Typer.
-_ParserError: type[Exception] = next(
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
-)
+    from quorumcast.cli.options import Commands
+
+    tree = Commands(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": HELP_OPTIONS},
+    )
+    tree.callback()(lambda: None)  # a tree of one command is a group as well
+    for name in names or COMMANDS:
+        module, _, attribute = COMMANDS[name].place.partition(":")
+        found = import_module(f"quorumcast.cli.{module}")
+        command: Any = getattr(found, attribute)
+        if isinstance(command, typer.Typer):
+            tree.add_typer(command, name=name)
+        else:
+            own = f"{name.upper()}_EXAMPLE"  # in modules with several commands
+            tree.command(name, example=getattr(found, own, "") or found.EXAMPLE)(command)
+    return tree
+
+
+@cache
+def _parser(name: str) -> Callable[..., object]:
+    import typer
+
+    return typer.main.get_command(command_tree(name))
+
+
+def overview() -> str:
+    """The text of `quorumcast --help`."""
+    width = max(map(len, COMMANDS))
+    lines = [
+        "Publish/subscribe for people who cannot trust every broker.",
+        "",
+        "Usage:  quorumcast COMMAND [ARGUMENTS]...",
+    ]
+    for title, section in SECTIONS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:{width}}  {entry.summary}" for name, entry in section.items()]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Options:",
+            f"  {'--version':{width}}  Show the version.",
+            f"  {'-h, --help':{width}}  Show this text; after a command, its arguments.",
+            "",
+            "Start here:  quorumcast init cell && quorumcast up cell",
+        ]
+    )
 
 
 def _fail(sentence: str, code: int = USAGE_ERROR) -> int:
@@ -86,33 +133,17 @@ def _fail(sentence: str, code: int = USAGE_ERROR) -> int:
     return code
 
 
-@cache
-def _command_tree(first: str) -> Callable[..., object]:
-    """The command tree; only the branch `first`, if that is a command: all of it takes a while."""
-    tree = copy(app)
-    tree.registered_commands = [one for one in app.registered_commands if one.name == first]
-    tree.registered_groups = [one for one in app.registered_groups if one.name == first]
-    known = tree.registered_commands or tree.registered_groups
-    return typer.main.get_command(tree if known else app)
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Arguments need not be UTF-8, and may be part of the output.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        command = _command_tree(next(iter(sys.argv[1:] if arguments is None else arguments), ""))
-        code = command(arguments, standalone_mode=False, prog_name="quorumcast")
+        code = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
     except UsageError as error:
         return _fail(str(error))
-    except _ParserError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            print(getattr(error, "message", ""))
-            return USAGE_ERROR
-        return _fail(_parser_sentence(error))
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has closed the pipe; suppress the error of the final flush.
@@ -122,6 +153,51 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(f"{error.object!r} is not UTF-8; only events may be other bytes")
     except OSError as error:
         return _fail(f"{error.strerror or error} ({error.filename or 'no file'})")
+    return code
+
+
+def _run(words: list[str]) -> int:
+    match words:
+        case [name, *_] if name in COMMANDS:
+            return _run_command(name, words)
+        case ["--version", *_]:
+            print(f"quorumcast {__version__}")
+            return 0
+        case [option, *_] if option in HELP_OPTIONS:
+            print(overview())
+            return 0
+        case [word, *_]:
+            raise UsageError(_unknown(word))
+        case _:
+            print(overview())
+            return USAGE_ERROR
+
+
+def _unknown(word: str) -> str:
+    if word.startswith("-"):
+        return f"No such option: {word}; see 'quorumcast --help'"
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, COMMANDS, 1)
+    hint = f"; did you mean '{close[0]}'?" if close else "; see 'quorumcast --help'"
+    return f"No such command {word!r}{hint}"
+
+
+def _run_command(name: str, words: list[str]) -> int:
+    import typer
+
+    # The option parser's base error; its module depends on the version of Typer.
+    bases = typer.BadParameter.__mro__
+    parser_error: type[Exception] = next(b for b in bases if b.__name__ == "ClickException")
+    try:
+        code = _parser(name)(words, standalone_mode=False, prog_name="quorumcast")
+    except typer.Abort:
+        return INTERRUPTED
+    except parser_error as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(getattr(error, "message", ""))
+            return USAGE_ERROR
+        return _fail(_parser_sentence(error))
     return code if isinstance(code, int) else 0
 
 

@@ -118,7 +118,7 @@ class ClientOptions(IdentityOptions, kw_only=True):
 
     async def connect(self, *, observe: Path | None = None, seat: int = 0) -> Node:
         """Connect to the cell."""
-        from quorumcast.client import connect
+        from quorumcast.client.node import connect
 
         return await connect(
             self.path, self.identity_file(), timeout_s=self.timeout, observe=observe, seat=seat

@@ -36,6 +36,8 @@ _DAY = 86_400
 _CONTINUATION = b"\xff\xff\xff\xff"
 #: An Arrow message, alone or as the part of contents behind the envelope.
 Message: TypeAlias = bytes | memoryview
+#: Where the payload of a column of one begins and ends.
+_ENDS = struct.Struct("<ii").pack
 _U16, _U32, _I32 = (struct.Struct(code).unpack_from for code in ("<H", "<I", "<i"))
 
 
@@ -92,12 +94,21 @@ def decode_older(body: Message, schema: pa.Schema) -> pa.RecordBatch | None:
 def batch_of_payloads(payloads: Sequence[bytes]) -> pa.RecordBatch:
     """Opaque events as a batch of the default schema."""
     try:
-        column = pa.array(payloads, _BINARY)
-    except (pa.ArrowException, TypeError, OverflowError) as error:
+        column = _column(payloads[0]) if len(payloads) == 1 else pa.array(payloads, _BINARY)
+    except (pa.ArrowException, TypeError, OverflowError, struct.error) as error:
         raise UsageError(f"events of this channel are bytes: {error}") from None
     if column.null_count:
         raise UsageError("column 'payload' must have a value in every event")
     return pa.RecordBatch.from_arrays([column], schema=PAYLOAD)
+
+
+def _column(payload: bytes) -> pa.Array:
+    """A column of one payload; `pa.array` imports pandas, where it is installed, when first used.
+
+    A program that publishes one event would spend most of its time on that.
+    """
+    ends = pa.py_buffer(_ENDS(0, len(payload)))
+    return pa.Array.from_buffers(_BINARY, 1, [None, ends, pa.py_buffer(payload)])
 
 
 def batch_of_rows(rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> pa.RecordBatch:

@@ -56,8 +56,8 @@ def publish(
     On a channel with a schema each event is a JSON object; times and dates in it are written
     as in 2026-11-01T12:00:00Z, and binary columns in base64.
     """
-    from quorumcast.client import run
     from quorumcast.client.arguments import check_validity
+    from quorumcast.runtime.loop import run
 
     if not 0 <= rate < math.inf or count < 1:
         raise UsageError("--rate is 0 or more and --count 1 or more")
@@ -74,7 +74,7 @@ def publish(
     if json_:
         print_json({"channel": channel, "published": published, "seconds": round(seconds, 3)})
     else:
-        console(stderr=True).print(f"published {published:,} on {channel}", markup=False)
+        print(f"published {published:,} on {channel}", file=sys.stderr)
 
 
 async def _chunks(texts: list[str], file: Path | None, count: int) -> AsyncIterator[list[bytes]]:
@@ -140,7 +140,7 @@ async def _publish(
     rate: float,
     observe: Path | None,
 ) -> int:
-    from quorumcast.client import BufferFull
+    from quorumcast.client.events import BufferFull
 
     published = 0
     async with await where.connect(observe=observe) as node:
