@@ -19,6 +19,7 @@ from quorumcast.core.machine import DropReason, Suspicion
 from quorumcast.core.quorum import Broadcast
 from quorumcast.crypto.session import Refusal
 from quorumcast.faults.cell.catalogue import CATALOGUE
+from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.runtime.links.link import LinkDrop
 from quorumcast.sim.cell.aimed import AIMED
@@ -141,6 +142,19 @@ def test_snippets_are_found() -> None:
 )
 def test_page_names_everything_there_is(page: str, names: list[str]) -> None:
     assert [name for name in names if f"`{name}`" not in text(page)] == []
+
+
+def test_readme_counts_the_faults_of_the_catalogue() -> None:
+    brokers = sum(entry.role is Role.BROKER for entry in CATALOGUE.values())
+    counts = f"{brokers} faults of brokers and {len(CATALOGUE) - brokers} of "
+    assert f"{counts}clients" in text("README.md")
+    assert f"{counts}publishers and subscribers" in text("CHANGELOG.md")
+
+
+def test_no_page_installs_from_an_index_that_lacks_the_package() -> None:
+    pages = [*PAGES, *(ROOT / "examples").iterdir(), *(ROOT / "src").rglob("*.py")]
+    wrong = [page for page in pages if page.is_file() and "install quorumcast" in page.read_text()]
+    assert wrong == []
 
 
 def test_every_message_is_in_a_table_of_a_protocol_page() -> None:

@@ -65,5 +65,5 @@ def test_second_call_gives_the_session_of_the_process(spark: SparkSession) -> No
 
 def test_missing_pyspark_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install quorumcast\[spark\]"):
+    with pytest.raises(UsageError, match="run 'make install'"):
         spark_session()

@@ -12,8 +12,8 @@ import tempfile
 
 #: More than there are processes that run tests.
 SETS = 25
-#: Brokers of a cell that the command line made: as many ports in a row.
-IN_A_ROW = 4
+#: Brokers of a cell that the command line made, at most: as many ports in a row.
+IN_A_ROW = 8
 
 
 def _own_set() -> int:

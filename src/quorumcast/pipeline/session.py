@@ -63,7 +63,7 @@ def spark_session(
     the settings given there.
     """
     if find_spec("pyspark") is None:
-        raise UsageError("PySpark is not installed: run 'pip install quorumcast[spark]'")
+        raise UsageError("PySpark is not installed: run 'make install' in the clone of Quorumcast")
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
