@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from quorumcast.cell import CELL_SYSTEM
-from quorumcast.cli.common import Rows, ask_cell, status_urls
+from quorumcast.cli.common import Rows, ask_cell, console, status_urls
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.paths import identity_path, manifest_path
 
@@ -117,11 +117,19 @@ class ClientOptions(IdentityOptions, kw_only=True):
     ] = 30.0
 
     async def connect(self, *, observe: Path | None = None, seat: int = 0) -> Node:
-        """Connect to the cell."""
+        """Connect to the cell; standard error says when it is unreachable, lost and back."""
         from quorumcast.client.node import connect
 
+        def tell(sentence: str) -> None:
+            console(stderr=True).print(sentence, markup=False, soft_wrap=True)
+
         return await connect(
-            self.path, self.identity_file(), timeout_s=self.timeout, observe=observe, seat=seat
+            self.path,
+            self.identity_file(),
+            timeout_s=self.timeout,
+            observe=observe,
+            seat=seat,
+            on_reach=tell,
         )
 
     def too_few(self, channel: str, node: Node) -> UsageError:

@@ -32,7 +32,7 @@ from quorumcast.client.options import (
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
-from quorumcast.client.reach import ConnectedBrokers
+from quorumcast.client.reach import ConnectedBrokers, ReachReporter
 from quorumcast.client.resuming import ResumedPublisher, check_resumable
 from quorumcast.client.rights import matching_channels, to_consume, to_publish, to_subscribe
 from quorumcast.core.errors import UsageError
@@ -71,6 +71,7 @@ class Node:
         manifest_path: Path | None = None,
         instrumentation: Instrumentation | None = None,
         now_us: Clock = wall_us,
+        on_reach: Callable[[str], None] | None = None,
     ) -> None:
         if manifest.broker(identity.name) is not None:
             raise UsageError(
@@ -97,6 +98,9 @@ class Node:
         self._outgoing: Outgoing | None = None
         self._incoming: Incoming | None = None
         self._brokers = ConnectedBrokers()
+        self._reporter: ReachReporter | None = None
+        if on_reach is not None:
+            self._reporter = ReachReporter(manifest.cell, on_reach, self.account)
         self._failure: Exception | None = None
 
     # ---------------------------------------------------------------- connecting
@@ -112,6 +116,7 @@ class Node:
         )
         self._links = transport
         transport.call_peers()
+        self._report_reach()
         try:
             await self.wait_connected(timeout_s)
         except BaseException:
@@ -263,14 +268,20 @@ class Node:
     def peer_up(self, peer: NodeId) -> None:
         """Handle that a broker has connected."""
         self._brokers.add(peer)
+        self._report_reach()
         for driver in self._drivers():
             driver.peer_up(peer)
 
     def peer_down(self, peer: NodeId) -> None:
         """Handle that a broker has disconnected."""
         self._brokers.remove(peer)
+        self._report_reach()
         for driver in self._drivers():
             driver.peer_down(peer)
+
+    def _report_reach(self) -> None:
+        if self._reporter is not None and self._failure is None:
+            self._reporter.changed(len(self._brokers.up) >= self.manifest.quorums.responders)
 
     def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
         """Handle that a dialed peer cannot be reached."""
@@ -358,6 +369,8 @@ class Node:
     def _end(self, error: Exception) -> None:
         if self._failure is None:
             self._failure = error
+            if self._reporter is not None:
+                self._reporter.stop()
             for driver in self._drivers():
                 driver.stop()
             for role in self._roles():
@@ -389,6 +402,7 @@ async def connect(
     seat: int = 0,
     recorder: Recorder | None = None,
     observe: str | Path | None = None,
+    on_reach: Callable[[str], None] | None = None,
 ) -> Node:
     """Connect to every broker of a cell; returns as soon as n-f of them answer.
 
@@ -399,14 +413,16 @@ async def connect(
     newest would displace the others.
 
     `recorder` records everything published and accepted (for measurements). Observations of brokers
-    are written below the directory `observe`, for 'quorumcast pipeline audit'. Raises `UsageError`
-    if the files are wrong or too few brokers answer.
+    are written below the directory `observe`, for 'quorumcast pipeline audit'. `on_reach` is called
+    with a sentence when too few brokers can be reached for two seconds, and when enough can be
+    reached again. Raises `UsageError` if the files are wrong or too few brokers answer.
     """
     check_times(timeout_s=timeout_s)
     check_seat(seat)
     path = manifest_path(Path(manifest))
     who = read_identity(identity_path(str(identity), path))
     check_seated(who.name, seat)
-    node = Node(read_manifest(path), who.at_seat(seat), path, Instrumentation(recorder, observe))
+    instrumentation = Instrumentation(recorder, observe)
+    node = Node(read_manifest(path), who.at_seat(seat), path, instrumentation, on_reach=on_reach)
     await node.start(timeout_s)
     return node

@@ -1,9 +1,9 @@
-"""The brokers that a node is connected to, and waiting until there are enough."""
+"""The brokers that a node is connected to: waiting for enough of them, and telling the loss."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
@@ -14,6 +14,8 @@ from quorumcast.runtime.links.contract import Links, Trouble
 _POLL_S = 0.25
 #: Time after which refusals by brokers count as final.
 _REFUSAL_FINAL_S = 1.0
+#: Time after which too few brokers count as a loss: a new epoch renews all links at once.
+_LOSS_S = 2.0
 
 
 def too_many_refuse(manifest: Manifest, troubles: dict[NodeId, Trouble]) -> bool:
@@ -87,3 +89,46 @@ class ConnectedBrokers:
             f"{needed} are needed ({'; '.join(missing)}); start them, or check the addresses in "
             "the manifest"
         )
+
+
+class ReachReporter:
+    """Tells the application when too few brokers are connected, and when enough are again.
+
+    Each loss and each return is told once, as a sentence.
+    """
+
+    __slots__ = ("_account", "_cell", "_tell", "_timer", "_told", "_was_connected")
+
+    def __init__(self, cell: str, tell: Callable[[str], None], account: Callable[[], str]) -> None:
+        self._cell = cell
+        self._tell = tell
+        self._account = account
+        #: Whether enough brokers were connected at some time.
+        self._was_connected = False
+        #: Whether the present loss was told.
+        self._told = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def changed(self, enough: bool) -> None:
+        """Handle that a broker has connected or disconnected; also called at the beginning."""
+        if not enough:
+            if self._timer is None and not self._told:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(_LOSS_S, self._tell_loss)
+            return
+        self.stop()
+        self._was_connected = True
+        if self._told:
+            self._told = False
+            self._tell(f"cell {self._cell!r} is back; {self._account()}")
+
+    def _tell_loss(self) -> None:
+        self._timer, self._told = None, True
+        what = "is lost" if self._was_connected else "cannot be reached"
+        self._tell(f"cell {self._cell!r} {what}; {self._account()}; trying again")
+
+    def stop(self) -> None:
+        """Tell no loss that has not been told."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

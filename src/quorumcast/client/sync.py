@@ -384,12 +384,23 @@ def connect(
     timeout_s: float = 30.0,
     seat: int = 0,
     observe: str | Path | None = None,
+    on_reach: Callable[[str], None] | None = None,
 ) -> SyncNode:
-    """Connect to a cell; see `quorumcast.client.connect`."""
+    """Connect to a cell; see `quorumcast.client.connect`.
+
+    `on_reach` is called in a thread of this node.
+    """
     thread = LoopThread()
     try:
         node = thread.run(
-            client.connect(manifest, identity, timeout_s=timeout_s, seat=seat, observe=observe)
+            client.connect(
+                manifest,
+                identity,
+                timeout_s=timeout_s,
+                seat=seat,
+                observe=observe,
+                on_reach=on_reach,
+            )
         )
     except BaseException:
         thread.stop()
