@@ -20,6 +20,7 @@ from tests.support.cells import (
     Cell,
     bodies,
     chain_run,
+    contents,
     digests,
     life_of,
     limited,
@@ -29,7 +30,8 @@ from tests.support.cells import (
     suspects,
 )
 
-from quorumcast.broadcast.messages import Cursor, Open, Ready
+from quorumcast.broadcast.history import HistoryFetch
+from quorumcast.broadcast.messages import Cursor, Open, Pull, Ready
 from quorumcast.cell.messages import Position, Positions, Regain, Regained, Subscribe, Survey, Vote
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.holdings import UNANSWERED, Holdings
@@ -690,7 +692,7 @@ def test_broker_goes_on_where_f_plus_1_peers_have_settled_what_it_holds_and_hist
         broker.handle(Receive(peer, Positions(ORDERS, known if peer in peers else ())), T0)
     tick(broker, GRACE - 1)
     assert broker.streams()[STREAM].settled == 0  # a history may still come
-    tick(broker)
+    tick(broker, 2)  # the history lane first
     assert broker.streams()[STREAM] == StreamStatus(str(STREAM), 1, 3, settled)
     served = broker.served(STREAM)
     assert served is not None
@@ -797,3 +799,40 @@ def test_broker_gets_back_histories_before_those_that_it_began_with(name: str) -
     cursors = (Cursor(STREAM.history, 1),)
     effects = broker.handle(Receive(BOB, Subscribe(ORDERS, cursors, bodies=False)), T0)
     assert messages(effects, Vote) == [Vote(STREAM.history, 1, digests(*run))]
+
+
+def test_broker_of_a_chain_that_comes_late_fetches_histories_and_then_what_they_name() -> None:
+    """Peers no longer hold the first publications, so neither they nor the chain bring them."""
+    cell = Cell(limited("chain+history", alpha=4, retained_publications=8))
+    broker = late(cell, Position(STREAM, 5, 13), Position(STREAM.history, 1, 4))
+    asked = messages(tick(broker, GRACE + 1), Regain)
+    assert {(a.stream, a.first, a.count) for a in asked if isinstance(a, Regain)} == {
+        (STREAM.history, 1, 3)
+    }
+    run = tuple(cell.history(n, 4 * n - 3, *bodies(4 * n - 3, 4)) for n in (1, 2, 3))
+    for peer in (B2, B3):
+        broker.handle(Receive(peer, Regained(STREAM.history, 1, digests(*run)), run), T0)
+    pulls = messages(broker.handle(TimerFired(HistoryFetch(STREAM)), T0), Pull)
+    assert pulls == [Pull(STREAM, 5, 8)]
+    broker.handle(contents(B2, 5, *bodies(5, 8)), T0)
+    assert broker.streams()[STREAM] == StreamStatus(str(STREAM), 5, 13, 12)
+
+
+def test_broker_of_a_chain_that_comes_late_begins_where_peers_are_if_histories_are_gone() -> None:
+    cell = Cell(Policy.named("chain+history", alpha=4))
+    broker = late(cell, Position(STREAM, 9, 9), Position(STREAM.history, 3, 3))
+    tick(broker, GRACE)
+    assert held(broker) == (1, 1)
+    tick(broker)
+    assert broker.streams()[STREAM] == StreamStatus(str(STREAM), 9, 9, 8)
+
+
+def late(cell: Cell, *told: Position) -> Broker:
+    """Broker 1, to which a publisher opens a stream that its peers have had for long."""
+    broker = cell.broker(B1)
+    for peer in PEERS:
+        broker.handle(Connected(peer), T0)
+        broker.handle(Receive(peer, Positions(ORDERS, told)), T0)
+    for lane in (STREAM, STREAM.history):
+        broker.handle(Receive(ALICE, Open(lane, 1, 1)), T0)
+    return broker

@@ -424,19 +424,19 @@ class Recovery:
         entry, served = self._view.channel(stream.channel), self._served.get(stream.data)
         if entry is None or (stream, True) in self._done:
             return None
-        carrier = None if served is None else served.lane(stream.lane)
-        if carrier is None or not carrier.ledger.begun:
-            if stream.lane is Lane.HISTORY or self._entry(stream) is None:
-                return None
-            if carrier is None and self._served.over(stream):
-                return None
-            held = 1 if carrier is None else carrier.ledger.next
-            end = self._holdings.boundary(entry, stream)
-        else:
+        if served is not None and served.continues(stream.lane):
+            carrier = served.lane(stream.lane)
             held, end = carrier.front, self._holdings.end(entry, stream)
             if stream.lane is Lane.DATA and not recoverable(entry):
                 # A broker outside the chain lacks everything; one that restarts, only the past.
                 end = min(end, carrier.ledger.unrepeated)
+        else:
+            if stream.lane is Lane.HISTORY or not recoverable(entry):
+                return None
+            if served is None and self._served.over(stream):
+                return None
+            held = 1 if served is None else served.carrier.ledger.next
+            end = self._holdings.boundary(entry, stream)
         return (held, end) if end > held else None
 
     def _before(self, stream: Stream) -> tuple[int, int] | None:
@@ -472,22 +472,21 @@ class Recovery:
         """First number and length of the range of a stream to fetch now."""
         ahead, served = self._ahead(stream), self._served.get(stream.data)
         progress = self._progress.get(stream, StreamProgress(0))
-        ledger = None if served is None else served.ledger(stream.lane)
         if ahead is not None:
             first, end = ahead
-            if ledger is None or not ledger.begun:
+            if served is None or not served.continues(stream.lane):
                 if progress.stalled:
                     self._resume(stream, end)
             # Otherwise its publisher may be about to send it.
-            elif progress.lags or ledger.left_behind:
+            elif progress.lags or served.ledger(stream.lane).left_behind:
                 held = self._holdings.end(entry, stream, first)
                 if held > first:
                     return first, min(self._size, held - first)
                 # Too few retain it: nobody can fetch it any more.
                 oldest = self._holdings.beginning(entry, stream, end, after=True)
                 self._resume(stream, max(first, oldest))
-        elif served is not None and progress.stalled:
-            self._skip_settled(served, stream)
+        elif served is not None and progress.stalled and stream.lane is Lane.DATA:
+            self._skip_settled(served)
         wanted = self._before(stream)
         if wanted is None:
             return None
@@ -495,18 +494,17 @@ class Recovery:
         count = min(self._size, end - first)
         return end - count, count
 
-    def _skip_settled(self, served: ServedStream, stream: Stream) -> None:
+    def _skip_settled(self, served: ServedStream) -> None:
         """Continue after what f+1 peers have settled, if nobody has its histories any more.
 
         All may have lost the first ones in restarts, and the publisher repeats nothing settled.
         """
-        ledger, end = served.ledger(stream.lane), self._holdings.end(served.entry, stream)
-        if stream.lane is Lane.HISTORY:
-            gone = not ledger.begun and end > ledger.next
-        else:
-            lacks = self._holdings.ahead_of(served) and not self._ahead(stream.history)
-            gone = lacks and ledger.next >= end
-        if gone:
+        stream, ledger = served.stream, served.carrier.ledger
+        end = self._holdings.end(served.entry, stream)
+        lacks = self._holdings.ahead_of(served) and not self._ahead(stream.history)
+        # Nothing else brings a broker of a chain past publications whose histories it skipped.
+        skipped = not ledger.begun and served.ledger(Lane.HISTORY).begun
+        if lacks and (skipped or ledger.next >= end):
             self._resume(stream, end)
 
     def may_begin(self, opened: Open) -> Open | None:

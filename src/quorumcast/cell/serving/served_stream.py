@@ -116,6 +116,13 @@ class ServedStream:
         """What is held of a lane."""
         return self.lane(lane).ledger
 
+    def continues(self, lane: Lane) -> bool:
+        """Whether a lane is fetched from where it is; an empty data lane may begin later.
+
+        Histories are fetched from the first one: on a chain nothing else brings what they name.
+        """
+        return lane is Lane.HISTORY or self.ledger(lane).begun
+
     def echoed(self, vote: Echo | Ready) -> list[VouchRecord]:
         """The records that an echo of ours needs: its run, and the numbers that a history names."""
         run = self.lane(vote.stream.lane).echoed(vote.first)
