@@ -230,11 +230,16 @@ def test_killed_broker_is_started_again(cell: Path, capsys: pytest.CaptureFixtur
 def test_new_client_of_a_running_cell_publishes_after_its_epoch(
     cell: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert answer(capsys, "epoch", "add-client", "carol", "-m", cell)["epoch"] == 2
+    added = answer(capsys, "epoch", "add-client", "carol", "-m", cell)
+    assert (added["epoch"], added["identity"]) == (2, str(cell / "carol.identity"))
+    assert added["restart"] == f"nothing; give carol the identity and {cell / 'manifest.json'}"
     assert answer(capsys, "epoch", "add-channel", "news:ab:0:carol", "-m", cell)["epoch"] == 3
     assert eventually(lambda: {row["epoch"] for row in brokers_up(capsys, cell).values()} == {3})
     assert answer(capsys, "publish", "news", "x", "-m", cell, "-i", "carol")["published"] == 1
-    answer(capsys, "epoch", "rotate", "carol", "-m", cell)
+    assert main(["epoch", "rotate", "carol", "-m", str(cell)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"identity {cell / 'carol.identity'}" in shown
+    assert "restart every program of carol, with the new identity" in shown
     assert answer(capsys, "publish", "news", "y", "-m", cell, "-i", "carol")["published"] == 1
 
 

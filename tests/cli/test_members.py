@@ -45,6 +45,8 @@ def test_members_replace_a_broker_of_a_running_cell(
         capsys, "members", "rotate", "broker-2", "-m", cell, "--wait", "--timeout", "200"
     )
     assert (rotated["epoch"], rotated["done"]) == (4, True)
+    assert rotated["identity"] == str(cell / "broker-2.identity.next")
+    assert rotated["restart"].startswith("nothing; where broker-2 has files of its own, copy")
 
 
 def test_members_replace_waits_until_the_new_broker_has_caught_up(

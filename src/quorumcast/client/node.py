@@ -344,9 +344,13 @@ class Node:
                 operator=self.manifest.operator,
                 newer_than=self.manifest.epoch,
             )
-            keyring = manifest.keyring(self.identity)
         except UsageError:
             return  # brokers say why they disconnect; the file may be replaced by a valid one
+        try:
+            keyring = manifest.keyring(self.identity)
+        except UsageError as error:
+            self._end(error)  # the epoch revokes this identity, or gives it other keys
+            return
         self.manifest, self._keyring = manifest, keyring
         for driver in self._drivers():
             driver.adopt(manifest, keyring)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import NodeId, holder
 from quorumcast.crypto.identity import Identity
 from quorumcast.manifest.manifest import BrokerEntry, ChannelEntry, ClientEntry, Manifest
 from quorumcast.manifest.validation import check_manifest
@@ -97,6 +97,42 @@ def next_epoch(manifest: Manifest, **changes: Any) -> Manifest:
 def add_client(manifest: Manifest, node: NodeId, keys: Keys) -> Manifest:
     """The next epoch, with one more client."""
     return next_epoch(manifest, clients=(*manifest.clients, _client(node, keys)))
+
+
+def remove_client(manifest: Manifest, node: NodeId) -> Manifest:
+    """The next epoch, without a client and its rights: its identity is void from then on."""
+    if manifest.client(node) is None or holder(node) != node:
+        names = ", ".join(client.id for client in manifest.clients) or "none"
+        raise UsageError(
+            f"there is no client {node!r} in cell {manifest.cell!r}; its clients: {names}"
+        )
+
+    def without(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if name != node)
+
+    def revoked(channel: ChannelEntry) -> ChannelEntry:
+        for group in channel.groups:
+            if group.members == (node,):
+                raise UsageError(
+                    f"{node!r} is the only member of the shared subscription {group.name!r} of "
+                    f"channel {channel.name!r}; give it another member, or end it with "
+                    f"'quorumcast channel change {channel.name} --unshare {group.name}'"
+                )
+        return msgspec.structs.replace(
+            channel,
+            publishers=without(channel.publishers),
+            subscribers=without(channel.subscribers),
+            groups=tuple(
+                msgspec.structs.replace(group, members=without(group.members))
+                for group in channel.groups
+            ),
+        )
+
+    return next_epoch(
+        manifest,
+        clients=tuple(client for client in manifest.clients if client.id != node),
+        channels=tuple(map(revoked, manifest.channels)),
+    )
 
 
 def add_broker(

@@ -6,17 +6,25 @@ broker has its own copy of the file, copy the new manifest there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from quorumcast.cli.cell.advancing import Change, advance
+from quorumcast.cli.cell.advancing import advance, wait_until_taken
 from quorumcast.cli.cell.init import CHANNEL, CellSummary, parse_channel
-from quorumcast.cli.cell.members import rotating
+from quorumcast.cli.cell.members import Rotation, old_identity
 from quorumcast.cli.common import IDENTITY, OPERATOR, console, print_json
-from quorumcast.cli.options import CellOptions, Commands, JsonOption, OperatorOption
+from quorumcast.cli.options import (
+    CellOptions,
+    Commands,
+    JsonOption,
+    OperatorOption,
+    OperatorOptions,
+    WaitOption,
+)
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,10 +62,41 @@ def add_client(
 
     def add(old: Manifest) -> Manifest:
         new = build.add_client(old, identity.name, identity)
-        write_identity(where.path.parent / f"{name}{IDENTITY}", identity)
+        write_identity(file, identity)
         return new
 
-    _advance(where, operator, add, json_)
+    file = where.path.parent / f"{name}{IDENTITY}"
+    new = advance(where.path, operator, add)
+    restart = f"nothing; give {name} the identity and {where.path}"
+    _report(new, where.path, json_, {"identity": str(file), "restart": restart})
+
+
+@app.command(example="epoch remove-client carol -m cell")
+def remove_client(
+    name: Annotated[str, typer.Argument(help="The client whose identity is revoked.")],
+    where: OperatorOptions,
+    wait: WaitOption = True,
+    json_: JsonOption = False,
+) -> None:
+    """Revoke a client's identity: brokers that take the epoch end its sessions and refuse it.
+
+    What it published before stays valid, and can be verified with the manifest of its epoch.
+    """
+    from quorumcast.core.ids import NodeId
+    from quorumcast.manifest import build
+
+    new = advance(where.path, where.operator, lambda old: build.remove_client(old, NodeId(name)))
+    file = where.path.parent / f"{name}{IDENTITY}"
+    if file.exists():
+        file.rename(old_identity(file, new.epoch - 1))
+    taken = wait_until_taken(new, where.urls(new)) if wait else {}
+    late = [broker for broker, done in taken.items() if not done]
+    facts: dict[str, object] = {"removed": name, "taken": [b for b, done in taken.items() if done]}
+    if late:
+        facts["late"] = late
+    _report(new, where.path, json_, facts)
+    if late:
+        raise typer.Exit(1)
 
 
 @app.command(example="epoch add-channel audit:brb::alice:bob -m cell")
@@ -75,7 +114,7 @@ def add_channel(
     def add(old: Manifest) -> Manifest:
         return next_epoch(old, channels=(*old.channels, entry))
 
-    _advance(where, operator, add, json_)
+    _report(advance(where.path, operator, add), where.path, json_)
 
 
 @app.command(example="epoch rotate alice -m cell")
@@ -89,20 +128,21 @@ def rotate(
 
     A broker reads its identity file again when it adopts the epoch.
     """
-    _advance(where, operator, rotating(where.path, name), json_)
+    rotation = Rotation(where.path, name)
+    new = advance(where.path, operator, rotation.change)
+    _report(new, where.path, json_, rotation.facts(new))
 
 
-def _advance(where: CellOptions, operator: Path | None, change: Change, json_: bool) -> None:
-    _report(advance(where.path, operator, change), where.path, json_)
-
-
-def _report(manifest: Manifest, path: Path, json_: bool) -> None:
-    facts = CellSummary.of(manifest, path.parent)
+def _report(
+    manifest: Manifest, path: Path, json_: bool, more: Mapping[str, object] | None = None
+) -> None:
+    """Print a manifest, and what else there is to say about the change that made it."""
+    facts = msgspec.structs.asdict(CellSummary.of(manifest, path.parent)) | dict(more or {})
     if json_:
         print_json(facts)
         return
     out = console()
-    for name, value in msgspec.structs.asdict(facts).items():
+    for name, value in facts.items():
         match value:
             case dict():
                 shown = ", ".join(f"{key} ({entry})" for key, entry in value.items())
@@ -110,4 +150,4 @@ def _report(manifest: Manifest, path: Path, json_: bool) -> None:
                 shown = ", ".join(map(str, value))
             case _:
                 shown = str(value)
-        out.print(f"{name:10} {shown}", markup=False)
+        out.print(f"{name:10} {shown}", markup=False, soft_wrap=True)

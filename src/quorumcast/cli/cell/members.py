@@ -234,6 +234,9 @@ class Steps:
             for name in before:
                 change = "" if before[name] == after[name] else f" → {after[name]}"
                 out.print(f"  {name:8} {before[name]}{change}", markup=False)
+            for name in ("identity", "restart"):
+                if name in self.facts:
+                    out.print(f"  {name:8} {self.facts[name]}", markup=False, soft_wrap=True)
             if "taken" in self.facts:
                 out.print(f"  taken by {', '.join(self.facts['taken'])}", markup=False)
         if not done:
@@ -318,7 +321,9 @@ def rotate(
 ) -> None:
     """Give a node new keys; a broker reads its new identity file when it adopts the epoch."""
     steps = Steps(where, offline=offline)
-    new = steps.take(rotating(steps.path, name))
+    rotation = Rotation(steps.path, name)
+    new = steps.take(rotation.change)
+    steps.facts |= rotation.facts(new)
     steps.finish(new, wait=wait, json_=json_)
 
 
@@ -352,40 +357,59 @@ def _removing(name: str) -> Change:
     return lambda old: build.remove_broker(old, NodeId(name))
 
 
-def rotating(path: Path, name: str) -> Change:
+class Rotation:
     """The change that gives a node new keys.
 
     A broker needs its old identity until it adopts the epoch, so the new one is a second file. The
     new identity of a client replaces the old one, of which a copy is kept that no broker accepts.
     """
-    from quorumcast.core.ids import NodeId
-    from quorumcast.crypto.identity import Identity
-    from quorumcast.manifest import build
-    from quorumcast.manifest.files import write_identity
-    from quorumcast.runtime.broker.identities import next_identity
 
-    identity = Identity.generate(NodeId(name))
-    file = path.parent / f"{name}{IDENTITY}"
+    def __init__(self, path: Path, name: str) -> None:
+        from quorumcast.core.ids import NodeId
+        from quorumcast.crypto.identity import Identity
 
-    def change(old: Manifest) -> Manifest:
+        self._identity = Identity.generate(NodeId(name))
+        #: The file with the new keys.
+        self._file = path.parent / f"{name}{IDENTITY}"
+
+    def change(self, old: Manifest) -> Manifest:
+        """The next epoch; also writes the new keys."""
+        from quorumcast.manifest import build
+        from quorumcast.manifest.files import write_identity
+        from quorumcast.runtime.broker.identities import next_identity
+
+        name, file = self._identity.name, self._file
         entry = old.broker(name)
-        certificate = "" if entry is None else _certificate(identity, entry)
-        new = build.rotate(old, identity.name, identity, certificate=certificate)
+        certificate = "" if entry is None else _certificate(self._identity, entry)
+        new = build.rotate(old, name, self._identity, certificate=certificate)
         if entry is not None and file.exists():
-            following = next_identity(file)
-            if following.exists():
+            self._file = next_identity(file)
+            if self._file.exists():
                 raise UsageError(
-                    f"{name} has new keys already, in {following}, and has not taken the epoch "
+                    f"{name} has new keys already, in {self._file}, and has not taken the epoch "
                     "that names them: wait until it has, or remove the file if it lies elsewhere"
                 )
-            write_identity(following, identity)
-            return new
-        if file.exists():
-            file.rename(file.with_name(f"{name}.epoch-{old.epoch}.old"))
-        write_identity(file, identity)
+        elif file.exists():
+            file.rename(old_identity(file, old.epoch))
+        write_identity(self._file, self._identity)
         return new
 
-    return change
+    def facts(self, new: Manifest) -> dict[str, str]:
+        """Where the new keys are, and who must be restarted."""
+        name = self._identity.name
+        if new.broker(name) is None:
+            restart = f"every program of {name}, with the new identity"
+        else:
+            restart = (
+                f"nothing; where {name} has files of its own, copy the identity there before the "
+                "manifest"
+            )
+        return {"identity": str(self._file), "restart": restart}
+
+
+def old_identity(file: Path, epoch: int) -> Path:
+    """The name for an identity file whose keys are void after this epoch."""
+    return file.with_name(f"{file.name.removesuffix(IDENTITY)}.epoch-{epoch}.old")
 
 
 def _certificate(identity: Identity, like: BrokerEntry) -> str:
