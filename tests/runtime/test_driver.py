@@ -13,6 +13,7 @@ from quorumcast.cell.messages import Refuse
 from quorumcast.core.errors import InvariantError, UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import (
+    ArchiveReader,
     Bodies,
     CancelTimer,
     Connected,
@@ -258,6 +259,14 @@ class SlowStore:
     def watch(self, on_full: Callable[[bool], None]) -> None:
         self.on_full = on_full
 
+    def get(self, kind: type[Record], owner: str, place: int) -> None:
+        """Nothing is archived here."""
+
+    first = last = get
+
+    def owners(self, kind: type[Record]) -> list[str]:
+        return []
+
 
 def test_driver_what_waits_for_the_disk_is_not_sent_before() -> None:
     async def main() -> None:
@@ -279,6 +288,21 @@ def test_driver_forget_goes_to_the_store_if_there_is_one() -> None:
         Driver(Toy(), Wires(), store=store).carry_out([Forget(Note, "owner", 7)])
         assert store.forgotten == [(Note, "owner", 7)]
         Driver(Toy(), Wires()).carry_out([Forget(Note, "owner", 7)])
+
+    run(main())
+
+
+def test_driver_machine_with_archived_records_reads_from_the_store_before_any_event() -> None:
+    class Reading(Toy):
+        def read_from(self, archive: ArchiveReader) -> None:
+            assert self.events == []
+            self.archive = archive
+
+    async def main() -> None:
+        reading, store = Reading(), SlowStore()
+        Driver(reading, Wires(), store=store).restore()
+        assert reading.archive is store
+        assert reading.events == [Restored(Note("old"))]
 
     run(main())
 

@@ -8,6 +8,7 @@ from tests.runtime.world import PATIENCE_S, run
 
 from quorumcast.client import Node, connect
 from quorumcast.manifest.policy import Policy
+from quorumcast.runtime.store.directory import store_files
 from quorumcast.testing.cluster import LocalCluster
 
 pytestmark = [pytest.mark.runtime]
@@ -95,7 +96,7 @@ def test_a_damaged_store_is_set_aside_and_does_not_spread(tmp_path: Path) -> Non
         other, victim, *_ = cell.brokers
         run(_has_executed(cell, victim, other))
         cell.kill(victim)
-        for path in (tmp_path / "data").glob(f"{victim}.store*"):
+        for path in store_files(tmp_path / "data", victim):
             damaged = bytearray(path.read_bytes())
             if path.suffix != ".mark":
                 damaged[len(damaged) // 2 : len(damaged) // 2 + 64] = b"\xa5" * 64

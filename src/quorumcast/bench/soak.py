@@ -23,6 +23,8 @@ from quorumcast.client import Node, connect, run
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.policy import Policy
+from quorumcast.runtime.store.database import size_of
+from quorumcast.runtime.store.directory import store_files
 from quorumcast.testing.cluster import LocalCluster
 
 CHANNEL = "soak"
@@ -234,8 +236,8 @@ class Soak:
         while True:
             memory = store = 0.0
             for broker in self.cluster.brokers:
-                files = (self.cluster.directory / "data").glob(f"{broker}.store*")
-                store = max(store, sum(path.stat().st_size for path in files) / 1e6)
+                files = store_files(self.cluster.directory / "data", broker)
+                store = max(store, sum(map(size_of, files)) / 1e6)
                 if self.cluster.running(broker):
                     try:
                         process = psutil.Process(self.cluster.pid(broker))

@@ -19,6 +19,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
     Accuse,
+    ArchiveReader,
     CancelTimer,
     Connected,
     Dial,
@@ -32,6 +33,7 @@ from quorumcast.core.machine import (
     Machine,
     Persist,
     Persisted,
+    ReadsArchive,
     Receive,
     Record,
     Restored,
@@ -60,11 +62,11 @@ NONE_COUNTED: tuple[type[Message], Callable[[Any], int]] = (Message, lambda mess
 MOST_IDLE_HANDLES = 256
 
 
-class Store(Protocol):
+class Store(ArchiveReader, Protocol):
     """Keeps the records of a machine (`runtime.store.store.DiskStore`)."""
 
     def load(self) -> list[Record]:
-        """Every record that was on disk at the start, in the order of writing."""
+        """Every record on disk at the start but archived ones, in the order of writing."""
 
     def save(self, record: Record, done: Callable[[], None], *, lazy: bool = False) -> None:
         """Write a record and call `done` when it is on disk; a lazy one waits for others."""
@@ -160,6 +162,8 @@ class Driver:
     def use(self, store: Store) -> None:
         """Persist records in this store from now on; `restore` follows."""
         self._store = store
+        if isinstance(self.machine, ReadsArchive):
+            self.machine.read_from(store)
         store.watch(lambda full: self.feed(Storage(full)))
 
     def observe(self, kind: type, look: Callable[[Any], None]) -> None:

@@ -29,6 +29,7 @@ from quorumcast.runtime.broker.broker import BrokerSettings
 from quorumcast.runtime.broker.identities import next_identity
 from quorumcast.runtime.broker.process import encode_settings
 from quorumcast.runtime.links.tls import make_certificate
+from quorumcast.runtime.store.directory import store_files
 from quorumcast.testing.bed import TIMEOUT_S, Bed, free_ports
 from quorumcast.testing.cells import CHANNELS, CLIENTS, CellSetup
 
@@ -210,7 +211,7 @@ class LocalCluster(Bed):
 
     def wipe(self, name: str) -> None:
         """Remove the store of a stopped broker."""
-        for path in (self.directory / "data").glob(f"{name}.store*"):
+        for path in store_files(self.directory / "data", name):
             path.unlink()
 
     def make_honest(self, name: str) -> None:

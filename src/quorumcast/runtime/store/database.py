@@ -1,21 +1,27 @@
-"""The file behind a store: one SQLite database that is checked when it is opened.
+"""The files behind a store: one SQLite database that is checked when it is opened, and segments.
 
     records   one row per record, by `seq`, the order of writing; its address is unique
+    archive   one row per record of an archived kind (`archive`), the large ones in `segments`
     head      how many changes were ever written, in the same transaction as the last of them
 
 SQLite survives crashes (WAL, `synchronous=FULL`). This module detects a disk that loses or alters
 data: every row has a checksum, `integrity_check` walks tree and index, and the *mark*, a small file
 beside the database, counts the changes ever made. Without the mark, SQLite would take a damaged
 WAL for one that ends early, and an old copy of the file for a good one. A database that fails is
-set aside under another name, and the broker starts with an empty one, like a broker that lost its
-disk. At most `MAX_ASIDE` files are set aside, then somebody must look at the disk.
+set aside under another name with its segments, and the broker starts with an empty one, like a
+broker that lost its disk. At most `MAX_ASIDE` are set aside, then somebody must look at the disk.
+
+Records are read when the store is opened. What is archived is not: it may be far more, and each of
+its records is checked when it is read. Opening looks at the sizes of the segments only, and walks
+the table unless the database is longer than `FULL_CHECK_BYTES`.
 
 The mark is written after each commit and not synced: after a power failure it may lag, but it is
 never ahead. It is locked while the database is open, so that no two brokers share one.
 
 Space of removed records is used again, and the WAL is moved into the database whenever it has grown
-by `CHECKPOINT_BYTES`, so with retention neither file grows. `locking_mode=EXCLUSIVE` keeps out
-readers, which would keep the WAL from starting over.
+by `CHECKPOINT_BYTES`, so with retention neither file grows. SQLite's `unix-excl` locks keep other
+processes out: a reader among them would keep the WAL from starting over. Within the process, the
+event loop reads the archive with a connection of its own (`Database.archive`).
 
 A broker waits for room on a full disk, and stops when the disk is broken (`writing`). SQLite
 reports a full disk only for ENOSPC; a quota or a limit on file sizes looks like any other failure.
@@ -31,7 +37,7 @@ import hashlib
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,6 +46,9 @@ import msgspec
 from quorumcast.core.errors import UsageError
 from quorumcast.core.machine import Record
 from quorumcast.runtime.logs import note
+from quorumcast.runtime.store import archive
+from quorumcast.runtime.store.archive import ArchiveLookup, ArchiveWriter, checksum
+from quorumcast.runtime.store.segments import DamageError, Segments, sync_directory
 
 T = TypeVar("T")
 
@@ -51,6 +60,11 @@ _COMMIT_BYTES = 3 * 4096
 #: Damaged files that are kept; a broker with so many refuses to start.
 MAX_ASIDE = 3
 
+#: Of a longer database, opening checks the tables whose rows it reads, not the archive's.
+FULL_CHECK_BYTES = 256 * 1024 * 1024
+#: Records that are moved to the archive in one transaction.
+_MOVED_AT_ONCE = 16
+
 #: Bytes written to find out whether there is room.
 _PROBE_BYTES = 64 * 1024
 #: Attempts at a write that fails although there is room.
@@ -59,12 +73,13 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: "QcSt": tells our files from other databases.
 _APPLICATION = 0x51635374
-_SCHEMA = (
+_RECORDS_SCHEMA = (
     "CREATE TABLE records (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, owner TEXT NOT NULL, "
     "place INTEGER NOT NULL, checksum BLOB NOT NULL, record BLOB NOT NULL)",
     "CREATE UNIQUE INDEX address ON records (kind, owner, place)",
     "CREATE TABLE head (id INTEGER PRIMARY KEY, seq INTEGER NOT NULL)",
 )
+_SCHEMA = _RECORDS_SCHEMA + archive.SCHEMA
 _KEEP = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)"
 _REMOVE = "DELETE FROM records WHERE kind = ? AND owner = ? AND place >= ? AND place < ?"
 _HEAD = "INSERT OR REPLACE INTO head VALUES (1, ?)"
@@ -77,7 +92,9 @@ _NOT_THE_FILE = (
     sqlite3.SQLITE_IOERR,
 )
 
-_encode = msgspec.msgpack.Encoder().encode
+
+#: SQLite errors that mean that it cannot read its own pages.
+_MALFORMED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Keep(msgspec.Struct, frozen=True):
@@ -134,10 +151,6 @@ class DiskFullError(Exception):
     """The disk takes no more for now; nothing of the batch was written."""
 
 
-class DamageError(Exception):
-    """The content of the file is not what was written."""
-
-
 class Mark:
     """Counts the changes of a database in a file beside it, which is locked while it is open."""
 
@@ -170,6 +183,10 @@ class Mark:
         self.move(0)
         os.fsync(self._file)
 
+    def spoil(self) -> None:
+        """Make the mark unreadable."""
+        os.ftruncate(self._file, 0)
+
     def _image(self, number: int) -> bytes:
         data = number.to_bytes(self._NUMBER, "big")
         check = hashlib.blake2b(data, digest_size=self._CHECK, key=self._key)
@@ -181,7 +198,7 @@ class Mark:
 
 
 class Database:
-    """The records of one broker in one file; used by one thread at a time."""
+    """The records of one broker; used by one thread at a time, except for `archive`."""
 
     def __init__(self, path: Path, kinds: Sequence[type[Record]], holder: str) -> None:
         self.path = path
@@ -189,18 +206,25 @@ class Database:
         #: So that records of another broker do not pass; it is no secret.
         self._key = hashlib.blake2b(holder.encode(), digest_size=32).digest()
         self._decoders = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in kinds}
+        #: Names of the kinds that are archived.
+        self._archived = frozenset(kind.__name__ for kind in kinds if kind.archived)
+        self._segment_directory = path.with_name(f"{path.name}.d")
         #: Changes ever written; the next row's `seq` is higher.
         self._seq = 0
         #: Approximate bytes in the WAL since it was last moved into the database.
         self._logged = 0
+        #: Whether the disk was full when the files were to be tidied.
+        self._no_room_to_tidy = False
         #: What the file held when it was opened, in the order of writing.
         self.found: list[Record] = []
         self._mark = self._lock()
         try:
-            self._connection = self._open()
+            self._open()
         except BaseException:
             self._mark.close()
             raise
+        #: Reads archived records; for another thread.
+        self.archive = ArchiveLookup(_connect(path, "ro"), self._segments, self._key, kinds)
 
     # ------------------------------------------------------------------ opening
 
@@ -232,27 +256,27 @@ class Database:
             "give the broker a directory in which it may read and write files"
         )
 
-    def _open(self) -> sqlite3.Connection:
-        """The existing database if it passes all checks; otherwise an empty one."""
+    def _open(self) -> None:
+        """Open the existing database if it passes all checks; otherwise an empty one."""
         try:
             if not self.path.exists():
                 if self._mark.read():
                     note("store is gone; starts empty", level=logging.ERROR, path=str(self.path))
-                return self._create()
-            connection = _connect(self.path)
+                self._create()
+                return
+            self._attach(_connect(self.path))
             try:
-                self._check(connection)
+                self._check(self._connection)
             except DamageError as damage:
                 # Renamed before it is closed, so that SQLite leaves file and WAL as they are.
                 try:
                     self._set_aside(str(damage))
                 finally:
-                    connection.close()
-                return self._create()
+                    self._connection.close()
+                self._create()
             except BaseException:
-                connection.close()
+                self._connection.close()
                 raise
-            return connection
         except OSError as error:
             raise self._cannot_open(error.strerror or str(error)) from None
         except sqlite3.Error as error:
@@ -260,7 +284,12 @@ class Database:
                 raise self._in_use("program") from None
             raise self._cannot_open(str(error)) from None
 
-    def _create(self) -> sqlite3.Connection:
+    def _attach(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._segments = Segments(self._segment_directory)
+        self._writer = ArchiveWriter(connection, self._segments, self._key)
+
+    def _create(self) -> None:
         """Create an empty database under another name, and rename it when it is complete."""
         self._seq, self._logged = 0, 0
         self.found = []
@@ -282,14 +311,11 @@ class Database:
         finally:
             connection.close()
         making.rename(self.path)
-        directory = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-        connection = _connect(self.path)
-        _prepare(connection)
-        return connection
+        sync_directory(self.path.parent)
+        self._attach(_connect(self.path))
+        _prepare(self._connection)
+        # Segments of a database that is gone.
+        self._segments.open({})
 
     # ----------------------------------------------------------------- checking
 
@@ -303,12 +329,15 @@ class Database:
             schema = connection.execute(
                 "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
             ).fetchall()
-            if tuple(sql for (sql,) in schema) != _SCHEMA:
+            tables = tuple(sql for (sql,) in schema)
+            if tables not in (_SCHEMA, _RECORDS_SCHEMA):
                 raise DamageError("its tables are not those of a store")
             # Also compares index and rows: a wrong index would make us remove other records.
-            flaws = connection.execute("PRAGMA integrity_check(1)").fetchall()
-            if flaws != [("ok",)]:
-                raise DamageError(str(flaws[0][0]).replace("\n", " "))
+            short = self.file_bytes <= FULL_CHECK_BYTES
+            for part in ("1",) if short else ("records", "head"):
+                flaws = connection.execute(f"PRAGMA integrity_check({part})").fetchall()
+                if flaws != [("ok",)]:
+                    raise DamageError(str(flaws[0][0]).replace("\n", " "))
             self._check_mark(connection)
             self._read(connection)
             if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
@@ -317,6 +346,13 @@ class Database:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(_HEAD, (self._seq,))
             connection.execute("ROLLBACK")
+            if tables == _RECORDS_SCHEMA:
+                # Written by a version without an archive.
+                with self._transaction():
+                    for statement in archive.SCHEMA:
+                        connection.execute(statement)
+            self._segments.open(self._writer.segments_in_use())
+            self._move_to_archive(connection)
         except sqlite3.Error as error:
             if _code(error) & 0xFF in _NOT_THE_FILE:
                 raise
@@ -340,11 +376,13 @@ class Database:
         rows = connection.execute(
             "SELECT seq, kind, owner, place, checksum, record FROM records ORDER BY seq"
         )
-        for seq, kind, owner, place, checksum, record in rows:
+        for seq, kind, owner, place, check, record in rows:
             if not isinstance(record, bytes) or seq > self._seq:
                 raise DamageError(f"record {seq} is damaged")
-            if checksum != self._checksum(seq, kind, owner, place, record):
+            if check != checksum(self._key, (seq, kind, owner, place), record):
                 raise DamageError(f"record {seq} is damaged, or of another broker")
+            if kind in self._archived:
+                continue  # is moved to the archive
             try:
                 self.found.append(self._decoders[kind].decode(record))
             except (KeyError, msgspec.MsgspecError):
@@ -354,10 +392,15 @@ class Database:
                     "fetches what it lacks from the others"
                 ) from None
 
-    def _checksum(self, seq: int, kind: str, owner: str, place: int, record: bytes) -> bytes:
-        check = hashlib.blake2b(_encode((seq, kind, owner, place)), digest_size=16, key=self._key)
-        check.update(record)
-        return check.digest()
+    def _move_to_archive(self, connection: sqlite3.Connection) -> None:
+        """Move the records whose kind was not archived when they were written."""
+        for kind in sorted(self._archived):
+            query = "SELECT seq, owner, place, record FROM records WHERE kind = ? LIMIT ?"
+            while rows := connection.execute(query, (kind, _MOVED_AT_ONCE)).fetchall():
+                with self._transaction():
+                    for seq, owner, place, record in rows:
+                        self._writer.put(kind, owner, place, record)
+                        connection.execute("DELETE FROM records WHERE seq = ?", (seq,))
 
     def _set_aside(self, reason: str) -> None:
         names = [self.path.with_name(f"{self.path.name}.damaged-{n + 1}") for n in range(MAX_ASIDE)]
@@ -367,10 +410,12 @@ class Database:
                 f"the store {self.path} is damaged ({reason}), and {MAX_ASIDE} damaged ones lie "
                 "beside it already: look at the disk, then move them away"
             )
-        # The WAL first: after a crash in between, a database without its WAL is found damaged
-        # again, whereas a WAL without its database would be lost.
+        # The database last: after a crash in between, a database without its WAL or segments is
+        # found damaged again, whereas these would be lost without their database.
         with contextlib.suppress(FileNotFoundError):
             self._log.rename(aside.with_name(f"{aside.name}-wal"))
+        with contextlib.suppress(FileNotFoundError):
+            self._segment_directory.rename(aside.with_name(f"{aside.name}.d"))
         self.path.rename(aside)
         note(
             "store is damaged and was set aside; starts empty, as if the disk had been lost",
@@ -391,31 +436,52 @@ class Database:
             raise
         self._seq += len(changes)
         self._logged += size
+        self._no_room_to_tidy = False
         # A mark that lags detects less, and that is all.
         with contextlib.suppress(OSError):
             self._mark.move(self._seq)
 
     def _commit(self, changes: Sequence[Change]) -> int:
         """Write the changes; returns about how much the WAL grew."""
-        connection, size = self._connection, _COMMIT_BYTES
+        size = _COMMIT_BYTES
         removals, keeps = outcome(changes, self._seq)
-        try:
-            connection.execute("BEGIN IMMEDIATE")
+        with self._transaction() as connection:
             # Removals first: on a full disk they make room for the rest.
             for removal in removals:
-                connection.execute(_REMOVE, removal)
+                if removal[0] in self._archived:
+                    self._writer.remove(*removal)
+                else:
+                    connection.execute(_REMOVE, removal)
             for seq, keep in keeps:
                 kind, owner, place, record = keep.kind, keep.owner, keep.place, keep.record
-                checksum = self._checksum(seq, kind, owner, place, record)
-                connection.execute(_KEEP, (seq, kind, owner, place, checksum, record))
-                size += len(record) + _RECORD_BYTES
+                size += _RECORD_BYTES
+                if kind in self._archived:
+                    size += self._writer.put(kind, owner, place, record)
+                    continue
+                check = checksum(self._key, (seq, kind, owner, place), record)
+                connection.execute(_KEEP, (seq, kind, owner, place, check, record))
+                size += len(record)
             connection.execute(_HEAD, (self._seq + len(changes),))
+        return size
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Change rows and append to segments, all or nothing; on disk at the end."""
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            self._segments.sync()
             connection.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
+            self._segments.rewind()
+            if isinstance(error, sqlite3.Error) and _code(error) & 0xFF in _MALFORMED:
+                # In a part that opening does not check: the next start sets the store aside.
+                self._mark.spoil()
             raise
-        return size
+        self._segments.settle()
 
     def _make_room(self) -> None:
         """Empty the WAL into the database, if the database has room for it."""
@@ -423,18 +489,35 @@ class Database:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @property
-    def log_is_long(self) -> bool:
-        """Whether it is time to `tidy`."""
+    def is_untidy(self) -> bool:
+        """Whether there is something to `tidy`, and was room for it when it was last tried."""
+        if self._no_room_to_tidy:
+            return False
+        return self._log_is_long or self._segments.to_compact is not None
+
+    @property
+    def _log_is_long(self) -> bool:
         return self._logged >= CHECKPOINT_BYTES
 
     def tidy(self) -> None:
-        """Move the WAL into the database."""
-        move = "PRAGMA wal_checkpoint(PASSIVE)"
+        """Move the WAL into the database, or some records out of a segment that has few left."""
+        work = self._move_log if self._log_is_long else self._compact
         try:
-            writing(lambda: self._connection.execute(move).fetchall(), self.path, self._log)
+            writing(work, self.path, self._log)
         except DiskFullError:
-            return  # tried again after the next commit; the WAL loses nothing
+            # Tried again after the next commit; nothing is lost.
+            self._no_room_to_tidy = True
+
+    def _move_log(self) -> None:
+        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         self._logged = 0
+
+    def _compact(self) -> None:
+        segment = self._segments.to_compact
+        if segment is not None:
+            with self._transaction():
+                self._writer.compact(segment)
+            self._logged += _COMMIT_BYTES
 
     # ------------------------------------------------------------------- around
 
@@ -448,19 +531,28 @@ class Database:
         """The size of its WAL."""
         return size_of(self._log)
 
+    @property
+    def archive_bytes(self) -> int:
+        """The size of its segments."""
+        return self._segments.file_bytes
+
     def close(self) -> None:
         """Move the WAL into the database and release the lock."""
+        self.archive.close()
+        self._segments.close()
         self._connection.close()
         self._mark.close()
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    """Open the file without reading it."""
-    return sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
+def _connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
+    """Open the file without reading it; once it is read, no other process can open it."""
+    uri = f"{path.absolute().as_uri()}?vfs=unix-excl&mode={mode}"
+    return sqlite3.connect(
+        uri, uri=True, timeout=1.0, isolation_level=None, check_same_thread=False
+    )
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA locking_mode=EXCLUSIVE")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA wal_autocheckpoint=0")
     connection.execute(f"PRAGMA journal_size_limit={2 * CHECKPOINT_BYTES}")
@@ -484,7 +576,7 @@ def writing(work: Callable[[], T], *files: Path) -> T:
         try:
             return work()
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", None)
+            code = _code(error)
             if code == sqlite3.SQLITE_FULL:
                 raise DiskFullError(str(error)) from None
             if code != sqlite3.SQLITE_IOERR_WRITE:
@@ -493,6 +585,10 @@ def writing(work: Callable[[], T], *files: Path) -> T:
                 raise DiskFullError(str(error)) from None
             if not tries_left:
                 raise
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise DiskFullError(str(error)) from None
+            raise
     raise AssertionError("the last try returns or raises")
 
 

@@ -40,12 +40,20 @@ def look_at(directory: Path, broker: str, *, began_empty: bool = False) -> DiskS
         aside = sorted(
             path.name
             for path in directory.glob(f"{broker}.store.damaged-*")
-            if not path.name.endswith("-wal")
+            if not path.name.endswith(("-wal", ".d"))
         )
     except OSError:
         aside = []
     writable = present.is_dir() and os.access(present, os.W_OK | os.X_OK)
     return DiskStatus(str(directory), writable, free, aside, began_empty)
+
+
+def store_files(directory: Path, broker: str) -> list[Path]:
+    """The files of a broker's stores: the one in use and those set aside, with their segments."""
+    found: list[Path] = []
+    for path in directory.glob(f"{broker}.store*"):
+        found += sorted(path.iterdir()) if path.is_dir() else [path]
+    return found
 
 
 def place_for(channel: str, directory: Path | None) -> Path:

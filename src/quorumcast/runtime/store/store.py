@@ -3,7 +3,8 @@
 All changes of one turn of the event loop become one transaction of the `Database`, in their order.
 Transactions run one at a time in a thread, so the loop goes on while the disk syncs; changes that
 arrive meanwhile form the next one. `done` is called on the loop after the commit is on disk. A
-record replaces the one at the same address (kind, owner, place).
+record replaces the one at the same address (kind, owner, place). Records of archived kinds are left
+on disk and read from there, on the loop, one at a time.
 
 On a full disk the batch, and everything behind it, is retried every `RETRY_S`. Nothing is
 acknowledged meanwhile, so publishers' credits run out, which bounds what waits; the machine is
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from quorumcast.core.machine import Record
+from quorumcast.core.machine import R, Record
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.store.database import Change, Database, DiskFullError, Keep, Remove
 
@@ -46,6 +47,9 @@ class StoreStatus(msgspec.Struct, frozen=True):
     #: Sizes of the database and of its write-ahead log.
     file_bytes: int
     log_bytes: int
+    #: Sizes of the files with archived records, and damaged records found in them since the start.
+    archive_bytes: int
+    archive_damaged: int
 
 
 class DiskStore:
@@ -80,7 +84,7 @@ class DiskStore:
         self._failed = False
 
     def load(self) -> list[Record]:
-        """Every record that was on disk at the start, in the order of writing; only once."""
+        """Every record on disk at the start but archived ones, in the order of writing; once."""
         found, self._database.found = self._database.found, []
         return found
 
@@ -109,7 +113,29 @@ class DiskStore:
             self._most_waiting_bytes,
             database.file_bytes,
             database.log_bytes,
+            database.archive_bytes,
+            database.archive.damaged,
         )
+
+    # ------------------------------------------------------- reading as an `ArchiveReader`
+
+    def get(self, kind: type[R], owner: str, place: int) -> R | None:
+        """The record at an address; None if there is none, or if the disk has damaged it."""
+        return self._database.archive.get(kind, owner, place)
+
+    def last(self, kind: type[R], owner: str, below: int) -> R | None:
+        """The undamaged record at the highest place below this one."""
+        return self._database.archive.last(kind, owner, below)
+
+    def first(self, kind: type[R], owner: str, since: int) -> R | None:
+        """The undamaged record at the lowest place from this one on."""
+        return self._database.archive.first(kind, owner, since)
+
+    def owners(self, kind: type[Record]) -> list[str]:
+        """Everybody who has records of a kind."""
+        return self._database.archive.owners(kind)
+
+    # -------------------------------------------------------------- committing
 
     def _change(self, change: Change, done: Callable[[], None], *, lazy: bool = False) -> None:
         self._waiting.append((change, done))
@@ -127,22 +153,11 @@ class DiskStore:
 
     async def _commit(self) -> None:
         try:
-            while self._waiting:
-                batch, self._waiting = self._waiting, []
-                changes = [change for change, _ in batch]
-                try:
-                    await self._loop.run_in_executor(self._thread, self._database.write, changes)
-                except DiskFullError as error:
-                    self._waiting[:0] = batch
-                    if not await self._room_again(str(error)):
-                        return
-                    continue
-                self._waiting_bytes -= sum(len(c.record) for c in changes if isinstance(c, Keep))
-                self._tell(full=False)
-                for _, done in batch:
-                    done()
-                # After `done`: votes need not wait until the log has been moved.
-                if self._database.log_is_long:
+            while self._waiting or (self._database.is_untidy and not self._closing.is_set()):
+                if self._waiting and not await self._commit_batch():
+                    return
+                # After `done`: votes need not wait until the files are tidy.
+                if self._database.is_untidy:
                     await self._loop.run_in_executor(self._thread, self._database.tidy)
         except Exception as error:
             # The node must stop rather than acknowledge what may not be on disk.
@@ -152,6 +167,21 @@ class DiskStore:
             self._on_failure(error)
         finally:
             self._committing = None
+
+    async def _commit_batch(self) -> bool:
+        """Commit what waits, or wait a while for room; False if the store is closing without."""
+        batch, self._waiting = self._waiting, []
+        changes = [change for change, _ in batch]
+        try:
+            await self._loop.run_in_executor(self._thread, self._database.write, changes)
+        except DiskFullError as error:
+            self._waiting[:0] = batch
+            return await self._room_again(str(error))
+        self._waiting_bytes -= sum(len(c.record) for c in changes if isinstance(c, Keep))
+        self._tell(full=False)
+        for _, done in batch:
+            done()
+        return True
 
     async def _room_again(self, reason: str) -> bool:
         """Wait before the next attempt; False if the store is closing."""
