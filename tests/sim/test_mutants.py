@@ -1,6 +1,9 @@
 """The catalogue of single mistakes fits the code, and mistakes are found as it says."""
 
 import ast
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,7 @@ from quorumcast.sim.mutants.run import (
     in_turn,
     test_files,
 )
-from quorumcast.sim.mutants.worker import Hangs, limited
+from quorumcast.sim.mutants.worker import Answer, Hangs, MutantTask, limited, run_scenarios
 
 #: Not to be taken for a test.
 test_files.__test__ = False  # type: ignore[attr-defined]
@@ -181,3 +184,11 @@ def test_unit_tests_of_a_mistake_begin_with_those_that_name_its_module() -> None
     assert any(path.endswith("ordering/test_conclusion.py") for path in first)
     assert any(path.endswith("ordering/test_log.py") for path in rest)
     assert not set(first) & set(rest)
+
+
+@pytest.mark.parametrize(("parent", "tried"), [(os.getppid, 1), (os.getpid, 0)])
+def test_worker_whose_parent_is_gone_begins_no_scenario(
+    parent: Callable[[], int], tried: int
+) -> None:
+    task = MutantTask(drawn=((1, "direct-crash"),), until=time.time() + 3600, parent=parent())
+    assert run_scenarios(task) == Answer(tried)

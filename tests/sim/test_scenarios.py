@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
+from tests.runtime.world import PATIENCE_S, eventually
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.quorum import Quorums
@@ -126,6 +128,23 @@ def test_campaign_sums_up_and_does_not_depend_on_the_workers() -> None:
     assert (alone.scenarios, alone.violations, alone.failures) == (10, 0, [])
     assert alone.policies == {"ab": 10}
     assert alone.deliveries > 100
+
+
+def test_campaign_that_is_killed_leaves_no_process_behind() -> None:
+    campaign = subprocess.Popen(
+        [sys.executable, "-m", "quorumcast", "sim", "--seeds", "100000", "--workers", "2"],
+        stderr=subprocess.DEVNULL,
+    )
+    parent = psutil.Process(campaign.pid)
+    try:
+        # Two workers, and the process that tracks the resources which they share.
+        assert eventually(lambda: len(parent.children(recursive=True)) == 3)
+        started = parent.children(recursive=True)
+    finally:
+        campaign.kill()
+        campaign.wait()
+    _, left = psutil.wait_procs(started, timeout=PATIENCE_S)
+    assert left == []
 
 
 def test_campaign_failure_carries_the_command_that_replays_it() -> None:

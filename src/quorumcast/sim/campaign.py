@@ -1,17 +1,18 @@
 """A campaign: many seeds on all cores, summed up as `quorumcast sim --json` prints it.
 
 Each failure has the command that replays it. Results come in the order of the seeds, whatever the
-number of workers.
+number of workers. Workers end with the process that started them, even if that is killed.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import msgspec
@@ -116,6 +117,17 @@ def _run_seeds(
         return [run_scenario(seed, policy, adversary, trace, system=system) for seed in seeds]
 
 
+def _exit_with_parent() -> None:
+    """Make this worker exit when the process of its campaign is gone."""
+
+    def watch() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _outcomes(
     run: Callable[[range], list[Outcome]], chunks: Sequence[range], workers: int
 ) -> Iterator[Outcome]:
@@ -123,7 +135,7 @@ def _outcomes(
         for seeds in chunks:
             yield from run(seeds)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _exit_with_parent) as pool:
         for outcomes in pool.map(run, chunks):
             yield from outcomes
 

@@ -10,6 +10,7 @@ unit tests that name its module.
 from __future__ import annotations
 
 import enum
+import os
 import subprocess
 import sys
 import threading
@@ -396,6 +397,7 @@ class Hunt:
 def work(task: MutantTask) -> Answer:
     """Run a task in a worker process and return its answer."""
     command = [sys.executable, "-m", "quorumcast.sim.mutants.worker"]
+    task = msgspec.structs.replace(task, parent=os.getpid())
     done = subprocess.run(
         [*command, msgspec.json.encode(task).decode()],
         capture_output=True,

@@ -11,6 +11,7 @@ run reports that as a violation of Robustness.
 from __future__ import annotations
 
 import ast
+import os
 import resource
 import signal
 import sys
@@ -48,8 +49,15 @@ class MutantTask(msgspec.Struct, frozen=True, kw_only=True):
     reach: tuple[str, ...] = ()
     #: Deadline, by `time.time()`.
     until: float = 0.0
+    #: The process that waits for the answer; 0: not known.
+    parent: int = 0
     #: Arguments for pytest; with them tests are run, and no scenarios.
     tests: tuple[str, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no time for another scenario, or nobody waits for the answer."""
+        return time.time() > self.until or self.parent not in (0, os.getppid())
 
 
 class Caught(msgspec.Struct, frozen=True):
@@ -136,7 +144,7 @@ def run_scenarios(task: MutantTask) -> Answer:
     from quorumcast.sim.systems import run_scenario
 
     for tried, (seed, policy) in enumerate(task.drawn):
-        if time.time() > task.until:
+        if task.is_over:
             return Answer(tried)
         try:
             with limited(SCENARIO_S):
@@ -163,7 +171,7 @@ def find_reached(task: MutantTask) -> Answer:
 
     reached: list[list[str]] = []
     for seed, policy in task.drawn:
-        if time.time() > task.until:
+        if task.is_over:
             break
         probes.clear()
         run_scenario(seed, policy)
