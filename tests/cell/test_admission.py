@@ -69,7 +69,7 @@ def test_subscriber_that_is_refused_for_want_of_a_place_is_counted_as_over_the_l
     listen(broker, BOB)
     effects = broker.handle(Receive(CAROL, Subscribe(ORDERS, (), True)), T0)
     assert reasons(effects) == [DropReason.OVER_LIMIT]
-    assert broker.subscribers() == {ORDERS: [BOB]}
+    assert broker.subscribers() == {ORDERS: {BOB: 0}}
 
 
 @pytest.mark.parametrize("name", ["direct", "ab", "brb", "chain", "ab+history", "total"])

@@ -65,6 +65,7 @@ from quorumcast.cell.messages import (
 from quorumcast.cell.serving.audience import REPLAYS, REPLAYS_MS
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.journal import Settled, Vouched
+from quorumcast.cell.serving.served_streams import WrittenTotals
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable
 from quorumcast.core.limits import MAX_ENDED, MAX_NAME, MAX_RUN, Limits
@@ -223,7 +224,7 @@ def test_broker_subscriber_that_left_or_disconnected_gets_no_more_votes() -> Non
         made = broker(AB, BOB)
         made.handle(goodbye, T0)
         assert sent(made.handle(publish(1, b"a"), T0), Vote) == []
-        assert made.subscribers() == {ORDERS: []}
+        assert made.subscribers() == {ORDERS: {}}
 
 
 def test_broker_last_of_a_chain_votes_with_the_others_macs_and_the_bodies() -> None:
@@ -358,6 +359,28 @@ def test_broker_replay_is_bounded_and_told_where_it_ended() -> None:
     made.handle(publish(1, *bodies(1, 10)), T0)
     (vote,) = messages(made.handle(subscribe(BOB, Cursor(STREAM, 1)), T0), Vote)
     assert vote == Vote(STREAM, 1, digests(*bodies(1, 3)))
+
+
+def test_broker_subscriber_that_is_behind_lags_until_it_asks_for_the_rest() -> None:
+    made = broker(limited("ab", replay=3))
+    made.handle(publish(1, *bodies(1, 10)), T0)
+    made.handle(subscribe(BOB, Cursor(STREAM, 1)), T0)
+    assert made.subscribers() == {ORDERS: {BOB: 7}}
+    for _ in range(REPLAYS):  # the last one is refused, and tells nothing
+        made.handle(subscribe(BOB, Cursor(STREAM, 5)), T0)
+    assert made.subscribers() == {ORDERS: {BOB: 3}}
+    made.handle(subscribe(BOB, Cursor(STREAM, 8)), Millis(REPLAYS_MS))
+    assert made.subscribers() == {ORDERS: {BOB: 0}}
+
+
+def test_broker_counts_what_was_written_over_all_lives_of_a_publisher() -> None:
+    made = broker(limited("ab", retained_publications=2))
+    made.handle(publish(1, b"a", b"bc"), T0)
+    made.handle(publish(1, b"a", b"bc"), T0)  # again
+    made.handle(publish(3, b"def"), T0)
+    later = Stream(ORDERS, ALICE, 9)
+    made.handle(Receive(ALICE, Publish(later, 1, digests(b"g")), (b"g",)), T0)
+    assert made.written() == {ORDERS: WrittenTotals(4, 7)}
 
 
 def test_broker_replay_is_no_longer_than_what_a_subscriber_counts_votes_for() -> None:

@@ -228,7 +228,7 @@ def test_broker_sends_a_part_of_the_past_and_does_not_count_its_reader() -> None
     asks = Receive(BOB, Subscribe(ORDERS, (Cursor(STREAM, 2),), True, until=4))
     assert messages(made.handle(asks, T0), Vote) == [Vote(STREAM, 2, digests(b"b", b"c"))]
     assert messages(made.handle(publish(5, b"e"), T0), Vote) == []
-    assert made.subscribers().get(ORDERS, []) == []
+    assert made.subscribers().get(ORDERS, {}) == {}
 
 
 def test_broker_sends_a_part_of_the_past_in_runs_that_can_be_used_while_others_come() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.cli.shell import QUORUMCAST, answer, line, running, said, started
 from tests.runtime.world import PATIENCE_S
 
@@ -89,6 +90,16 @@ def test_channel_with_subscriptions_goes_on_by_name(
     )
     assert main(["subscriptions", "list", "orders", "-m", str(cell), "-i", "bob"]) == 0
     assert "its group" in capsys.readouterr().out
+    listing = ["subscriptions", "list", "orders", "-m", str(cell), "-i", "bob"]
+    assert main([*listing, "--prometheus"]) == 0
+    families = text_string_to_metric_families(capsys.readouterr().out)
+    lags = [
+        (sample.labels["subscription"], sample.labels["owner"], sample.value)
+        for family in families
+        for sample in family.samples
+        if sample.name == "quorumcast_consumer_lag"
+    ]
+    assert sorted(lags) == [("billing", "", 1.0), ("mine", "bob", 0.0)]
 
     ended = answer(capsys, "channel", "change", "orders", "--unshare", "billing", "-m", cell)
     assert ended["channel"]["groups"] == []

@@ -2,21 +2,26 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quorumcast.core.envelope import (
     ENVELOPE_BYTES,
+    MAX_EVENTS,
     MAX_US,
     MAX_VALID_MS,
     URGENT,
     Envelope,
+    events_of,
     microseconds_of,
     read_envelope,
     time_of,
     write_envelope,
 )
+from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.labels import label
 
 
 @given(st.integers(0, MAX_US), st.integers(0, MAX_VALID_MS), st.booleans(), st.binary(max_size=9))
@@ -24,6 +29,22 @@ def test_envelope_written_and_read_back(us: int, valid: int, urgent: bool, rest:
     header = write_envelope(us, valid, URGENT if urgent else 0)
     assert len(header) == ENVELOPE_BYTES
     assert read_envelope(header + rest) == Envelope(us, valid, urgent)
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_events_of_a_body_are_those_of_its_record_batch(count: int, labelled: bool) -> None:
+    batch = pa.record_batch({"n": pa.array(range(count), pa.int64()), "s": ["x"] * count})
+    before = label(Stream(Channel("orders"), NodeId("alice"), 1), 70_000) if labelled else b""
+    body = before + write_envelope(1) + batch.serialize().to_pybytes()
+    assert events_of(body, labelled) == count
+    for cut in range(len(before) + ENVELOPE_BYTES + 40):
+        assert events_of(body[:cut], labelled) == 0
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_events_of_nonsense_are_a_number(body: bytes, labelled: bool) -> None:
+    assert 0 <= events_of(body, labelled) <= MAX_EVENTS
 
 
 def test_envelope_layout_is_what_the_docs_say() -> None:

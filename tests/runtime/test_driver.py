@@ -122,7 +122,7 @@ def test_driver_effects_are_carried_out_in_order() -> None:
             Toy(lambda event: effects),
             wires,
             application={Acknowledged: lambda e: told.append((e, len(wires.sent)))},
-            publications=(Refuse, lambda refuse: int(refuse.reason)),
+            publications=(Refuse, lambda send: int(send.message.reason)),
         )
         driver.receive(B, [(word("in"), (b"body",))])
         assert wires.sent == [((B,), word("1"), ()), ((A, B), word("2"), (b"x",))]

@@ -199,6 +199,8 @@ class Ledger:
         self.next += count
         self._bytes += size
         self.unsettled_bytes += size - settled_bytes
+        quota.written += count
+        quota.written_bytes += size
         quota.add(settled, settled_bytes, count - settled, size - settled_bytes)
 
     def _settled_among(self, numbers: range) -> int:
@@ -396,6 +398,8 @@ class Quota:
         "publications",
         "unsettled",
         "unsettled_bytes",
+        "written",
+        "written_bytes",
     )
 
     def __init__(self, limits: Limits) -> None:
@@ -412,6 +416,9 @@ class Quota:
         self.held_bytes = 0
         self.unsettled = 0
         self.unsettled_bytes = 0
+        #: Publications and bytes that were ever written at the end of a ledger; only grow.
+        self.written = 0
+        self.written_bytes = 0
         #: Bytes of runs that are in no ledger yet, or in one and wait to be delivered.
         self.pending_bytes = 0
         #: Whether more is unsettled than may be: earlier lives have to give up theirs.

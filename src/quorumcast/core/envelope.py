@@ -23,6 +23,8 @@ import msgspec
 ENVELOPE_BYTES = 16
 URGENT = 1
 MAX_VALID_MS = 2**32 - 1
+#: More events than fit into one publication: a publisher that claims so lies.
+MAX_EVENTS = 2**31 - 1
 #: The last microsecond of Python's calendar.
 MAX_US = 253_402_300_799_999_999
 
@@ -31,6 +33,10 @@ _RESERVED = b"\0\0\0"
 _STAMP = struct.Struct("<q")
 #: The length of a label.
 _LABEL = struct.Struct(">H")
+#: The marker and the length before an Arrow message.
+_ARROW_PREFIX_BYTES = 8
+_UINT16, _UINT32 = struct.Struct("<H"), struct.Struct("<I")
+_INT32, _INT64 = struct.Struct("<i"), struct.Struct("<q")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -72,6 +78,26 @@ def stamp_of(body: bytes, labelled: bool) -> int:
     if len(body) < start + ENVELOPE_BYTES:
         return -1
     return int(_STAMP.unpack_from(body, start)[0])
+
+
+def events_of(body: bytes, labelled: bool) -> int:
+    """The number of events that a body as brokers hold it claims to contain; 0 for nonsense.
+
+    It is the length of the record batch: the first field of the header, which is the third field
+    of an Arrow message (a flatbuffer: tables begin with the distance to their list of fields).
+    """
+    start = _LABEL.unpack_from(body)[0] + _LABEL.size if labelled and len(body) > 1 else 0
+    message = start + ENVELOPE_BYTES + _ARROW_PREFIX_BYTES
+    try:
+        table = message + _UINT32.unpack_from(body, message)[0]
+        fields = table - _INT32.unpack_from(body, table)[0]
+        header = table + _UINT16.unpack_from(body, fields + 8)[0]
+        header += _UINT32.unpack_from(body, header)[0]
+        fields = header - _INT32.unpack_from(body, header)[0]
+        count: int = _INT64.unpack_from(body, header + _UINT16.unpack_from(body, fields + 4)[0])[0]
+    except struct.error:
+        return 0
+    return count if 0 <= count <= MAX_EVENTS else 0
 
 
 def time_of(microseconds: int) -> datetime:

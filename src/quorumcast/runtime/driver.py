@@ -57,7 +57,7 @@ from quorumcast.traces.recorder import Notes, Recorder, note_hooks
 #: Timers that expired while a machine was held fire this long after its release.
 AFTER_HOLD_MS = 250
 #: For nodes that count no publications: no message is of the base class itself.
-NONE_COUNTED: tuple[type[Message], Callable[[Any], int]] = (Message, lambda message: 0)
+NONE_COUNTED: tuple[type[Message], Callable[[Any], int]] = (Message, lambda send: 0)
 #: With fewer armed handles than this, the handle of a cancelled timer is left to expire.
 MOST_IDLE_HANDLES = 256
 
@@ -123,7 +123,8 @@ class Driver:
         self._watchers: tuple[MachineWatcher, ...] = ()
         #: Counts what installed faults do; None if nobody asked for that.
         self.tally: DeedTally | None = None
-        #: The type of message that vouches for publications, and a function that counts them.
+        #: The type of message that vouches for publications, and a function that counts them in the
+        #: `Send` of one.
         self._voucher, self._count = publications
         self._handle = machine.handle
         self._links = links
@@ -280,7 +281,7 @@ class Driver:
     def _on_send(self, effect: Send) -> None:
         message = effect.message
         if type(message) is self._voucher:
-            self.telemetry.publications += self._count(message)
+            self.telemetry.publications += self._count(effect)
         self._send(effect.to, message, effect.bodies)
 
     def _on_later(self, later: Later) -> None:

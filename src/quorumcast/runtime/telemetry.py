@@ -9,15 +9,36 @@ from __future__ import annotations
 
 import resource
 import time
+from bisect import bisect_left
 from collections import Counter
 
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Channel, NodeId
 
 #: The names of the plain counters.
 TRAFFIC = (
     "packets_in", "packets_out", "messages_in", "messages_out", "bytes_in", "bytes_out",
     "publications",
 )  # fmt: skip
+
+
+#: Upper bounds of the buckets of a latency histogram, in seconds.
+LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Histogram:
+    """How often a latency was observed, by bucket."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        #: One per bound of `LATENCIES_S`, and one for what exceeds the last.
+        self.counts = [0] * (len(LATENCIES_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count a latency; clocks that differ may make it negative."""
+        self.counts[bisect_left(LATENCIES_S, seconds)] += 1
+        self.sum_s += max(seconds, 0.0)
 
 
 class Telemetry:
@@ -40,6 +61,8 @@ class Telemetry:
         self.bytes_out = 0
         #: Publications that this node vouched for (broker) or delivered (subscriber).
         self.publications = 0
+        #: By channel of the manifest: time from a publisher's time stamp to this broker's vote.
+        self.latency: dict[Channel, Histogram] = {}
         self.started = time.monotonic()
         #: When the first link to each other broker opened, on the clock of `started`.
         self.met: dict[NodeId, float] = {}

@@ -7,6 +7,8 @@ may repeat its subscription at any time: replays repair losses of every kind. Th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quorumcast.broadcast.contract import Carrier, Vouch
 from quorumcast.broadcast.ledger import StoredRun
 from quorumcast.cell.messages import Subscribe, Vote
@@ -29,6 +31,18 @@ EXCERPT_READS = 64
 EXCERPT_BYTES = 1024 * 1024
 
 
+class AudienceMember:
+    """One subscriber of a channel."""
+
+    __slots__ = ("bodies", "lag")
+
+    def __init__(self) -> None:
+        #: Whether it wants the contents of publications.
+        self.bodies = False
+        #: Publications that its last subscription asked for, beyond what one replay contains.
+        self.lag = 0
+
+
 class Audience:
     """The subscribers of one broker."""
 
@@ -36,8 +50,8 @@ class Audience:
 
     def __init__(self, me: NodeId) -> None:
         self._me = me
-        #: The subscribers of each channel, and whether they want bodies; only entitled ones.
-        self._readers: dict[Channel, dict[NodeId, bool]] = {}
+        #: The subscribers of each channel; only entitled ones.
+        self._readers: dict[Channel, dict[NodeId, AudienceMember]] = {}
         #: Since when, and how often since then, a node asked for replays of a channel, or for
         #: another kind of answer.
         self._asked: dict[tuple[NodeId, Channel | type], tuple[Millis, int]] = {}
@@ -46,9 +60,15 @@ class Audience:
         """The subscribers of a channel right now."""
         return tuple(self._readers.get(channel, ()))
 
-    def channels(self) -> dict[Channel, list[NodeId]]:
-        """The subscribers of each channel, for people to read."""
-        return {channel: list(readers) for channel, readers in self._readers.items()}
+    def channels(self) -> dict[Channel, dict[NodeId, int]]:
+        """How many publications each subscriber of each channel is behind, for people to read.
+
+        A subscriber that is behind repeats its subscription whenever it has made progress.
+        """
+        return {
+            channel: {name: reader.lag for name, reader in readers.items()}
+            for channel, readers in self._readers.items()
+        }
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
@@ -59,9 +79,14 @@ class Audience:
 
     def enter(self, reader: NodeId, asked: Subscribe, now: Millis) -> bool:
         """Add a subscriber, unless it wants an excerpt; False if it asks for replays too often."""
+        allowed = self.may_ask(reader, asked.channel, REPLAYS, now)
         if not asked.until:
-            self._readers.setdefault(asked.channel, {})[reader] = asked.bodies
-        return self.may_ask(reader, asked.channel, REPLAYS, now)
+            readers = self._readers.setdefault(asked.channel, {})
+            entered = readers.setdefault(reader, AudienceMember())
+            entered.bodies = asked.bodies
+            if allowed:
+                entered.lag = 0  # until `replay` has found out
+        return allowed
 
     def may_ask(self, reader: NodeId, what: Channel | type, limit: int, now: Millis) -> bool:
         """Whether a node has asked for this less often than `limit` within REPLAYS_MS."""
@@ -93,13 +118,13 @@ class Audience:
         if vouch.order:
             return self._chain_votes(served.carrier.fast, vouch, readers, bodies)
         vote = Vote(vouch.stream, vouch.first, vouch.digests)
-        full = tuple([reader for reader, wants in readers.items() if wants])
-        bare = tuple([reader for reader, wants in readers.items() if not wants])
+        full = tuple([name for name, reader in readers.items() if reader.bodies])
+        bare = tuple([name for name, reader in readers.items() if not reader.bodies])
         effects: list[Effect] = [Send(full, vote, bodies)] if full else []
         return [*effects, Send(bare, vote)] if bare else effects
 
     def _chain_votes(
-        self, chain: Carrier, vouch: Vouch, readers: dict[NodeId, bool], bodies: Bodies
+        self, chain: Carrier, vouch: Vouch, readers: Iterable[NodeId], bodies: Bodies
     ) -> list[Effect]:
         # Only the last broker of a chain sends to subscribers, so it always sends the bodies.
         stream, first, digests, order = vouch.stream, vouch.first, vouch.digests, vouch.order
@@ -115,7 +140,8 @@ class Audience:
         ledger = served.ledger(stream.lane)
         first = max(first, ledger.base)
         # Numbers that the journal does not hold yet are sent when it does.
-        stop = min(first + served.entry.policy.limits.replayed, served.sayable(stream.lane))
+        end = served.sayable(stream.lane)
+        stop = min(first + served.entry.policy.limits.replayed, end)
         reads, size = REPLAY_READS, MAX_FRAME_BYTES // 4
         if asked.until:
             stop, reads, size = min(stop, asked.until), EXCERPT_READS, EXCERPT_BYTES
@@ -130,6 +156,8 @@ class Audience:
                 # On a chain the last broker is the source, whatever the subscriber chose.
                 full = asked.bodies or held.order[-1:] == (self._me,)
                 effects.append(Send((reader,), vote, held.bodies if full else ()))
+        if not asked.until and stream.lane is Lane.DATA:
+            self._readers[stream.channel][reader].lag += max(0, end - first)
         return effects
 
     def _vote_again(self, served: ServedStream, stream: Stream, held: StoredRun) -> Vote | None:

@@ -52,7 +52,7 @@ from quorumcast.cell.serving.recovery import Recovery, RecoveryTick
 from quorumcast.cell.serving.retransmission import Retransmission, RetransmissionTick
 from quorumcast.cell.serving.sequencers import LogStatus, Sequencers
 from quorumcast.cell.serving.served_stream import ServedStream
-from quorumcast.cell.serving.served_streams import ServedStreams, StreamStatus, Sweep
+from quorumcast.cell.serving.served_streams import ServedStreams, StreamStatus, Sweep, WrittenTotals
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
 from quorumcast.core.machine import (
@@ -293,9 +293,13 @@ class Broker:
         """The publishers of each channel, for people to read."""
         return self._admission.publishers()
 
-    def subscribers(self) -> dict[Channel, list[NodeId]]:
-        """The subscribers of each channel, for people to read."""
+    def subscribers(self) -> dict[Channel, dict[NodeId, int]]:
+        """How many publications each subscriber of each channel is behind, for people to read."""
         return self._audience.channels()
+
+    def written(self) -> dict[Channel, WrittenTotals]:
+        """What was written on each channel since this broker started, for people to read."""
+        return self._served.written()
 
     # ---------------------------------------------------------- total order
 

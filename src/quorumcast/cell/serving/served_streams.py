@@ -61,6 +61,13 @@ class StreamStatus(msgspec.Struct, frozen=True):
     settled: int
 
 
+class WrittenTotals(msgspec.Struct):
+    """Publications of a channel that one broker has written, and their bytes."""
+
+    publications: int = 0
+    size: int = 0
+
+
 class ServedStreams:
     """All streams of a broker."""
 
@@ -181,6 +188,23 @@ class ServedStreams:
             stream: StreamStatus(str(stream), held.ledger.base, held.ledger.next, held.settled)
             for stream, held in carriers.items()
         }
+
+    def written(self) -> dict[Channel, WrittenTotals]:
+        """What was written on each channel since the broker started, for people to read."""
+        quotas = [
+            (owner[0], quota) for (owner, lane), quota in self._quotas.items() if lane is Lane.DATA
+        ]
+        quotas += [
+            (served.stream.channel, served.carrier.ledger.quota)
+            for served in self.all()
+            if served.entry.policy.total
+        ]
+        found: dict[Channel, WrittenTotals] = {}
+        for channel, quota in quotas:
+            total = found.setdefault(channel, WrittenTotals())
+            total.publications += quota.written
+            total.size += quota.written_bytes
+        return found
 
     def open(self, data: Stream, entry: ChannelEntry, introducer: NodeId) -> ServedStream | None:
         """Serve a stream that an entitled node named; None if the stream is over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,15 @@ from quorumcast.cli.options import ClientOptions, Commands, JsonOption
 
 if TYPE_CHECKING:
     from quorumcast.client.named.overview import SubscriptionFacts
+
+#: Metrics of a subscription: field of `SubscriptionFacts`, help text.
+GAUGES = {
+    "lag": "positions from the first unsettled one to the end of the channel",
+    "in_flight": "positions that are assigned to a consumer",
+    "waiting": "positions that await redelivery",
+    "redelivered": "redeliveries so far",
+    "dead": "dead positions so far",
+}
 
 app = Commands(
     no_args_is_help=True,
@@ -28,6 +38,9 @@ def _main() -> None:
 def list_subscriptions(
     channel: Annotated[str, typer.Argument(help="The channel.")],
     where: ClientOptions,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print metrics, for a textfile collector.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Show each subscription: consumers, cursor, lag, redeliveries and dead publications.
@@ -40,6 +53,8 @@ def list_subscriptions(
     found = run(_look(where, channel))
     if json_:
         print_json({"channel": channel, "subscriptions": found})
+    elif prometheus:
+        print("\n".join(metrics_of(channel, found)))
     else:
         _print(channel, found)
 
@@ -61,6 +76,17 @@ async def _look(where: ClientOptions, channel: str) -> list[SubscriptionFacts]:
                 return await subscriptions_of(node, channel)
         except TimeoutError:
             raise where.too_few(channel, node) from None
+
+
+def metrics_of(channel: str, found: list[SubscriptionFacts]) -> Iterator[str]:
+    """Lines in the text format of Prometheus; names need no escapes (`manifest.validation`)."""
+    for name, about in GAUGES.items():
+        yield f"# HELP quorumcast_consumer_{name} {about}"
+        yield f"# TYPE quorumcast_consumer_{name} gauge"
+        for facts in found:
+            if facts.cursor is not None:
+                labels = f'channel="{channel}",owner="{facts.owner}",subscription="{facts.name}"'
+                yield f"quorumcast_consumer_{name}{{{labels}}} {getattr(facts, name)}"
 
 
 def _print(channel: str, found: list[SubscriptionFacts]) -> None:

@@ -17,19 +17,22 @@ import gc
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from quorumcast.cell.messages import CELL_FAMILY, Vote
+from quorumcast.cell.messages import CELL_FAMILY, Subscribe, Vote
 from quorumcast.cell.serving.broker import RECORDS, Broker
 from quorumcast.cell.serving.membership import Adopt, NewManifest
+from quorumcast.cell.serving.served_streams import WrittenTotals
 from quorumcast.cell.tracing import CELL_NOTES
+from quorumcast.core.envelope import stamp_of as time_stamp
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import DIGEST_SIZE, NodeId
-from quorumcast.core.machine import Accuse, DialFailure, Suspect
+from quorumcast.core.ids import CELL, DIGEST_SIZE, Channel, Lane, NodeId
+from quorumcast.core.machine import Accuse, DialFailure, Send, Suspect
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
@@ -62,7 +65,7 @@ from quorumcast.runtime.loop import run
 from quorumcast.runtime.observations import observing
 from quorumcast.runtime.store.directory import DiskStatus, look_at, place_for
 from quorumcast.runtime.store.store import DiskStore, StoreStatus
-from quorumcast.runtime.telemetry import Telemetry
+from quorumcast.runtime.telemetry import Histogram, Telemetry
 from quorumcast.traces.recorder import Recorder
 
 MANIFEST_CHECK_S = 1.0
@@ -151,6 +154,7 @@ class BrokerNode:
             Accuse: reports.on_accuse,
             Adopt: self._on_adopt,
         }
+        self._replaying = False  # whether the packet at hand asks for publications of the past
         #: Whether no store existed when this process first needed one.
         self._began_empty = False
         self._store = self._open_store(manifest)
@@ -159,7 +163,7 @@ class BrokerNode:
             self.transport,
             telemetry=self.telemetry,
             application=application,
-            publications=(Vote, lambda vote: len(vote.digests) // DIGEST_SIZE),
+            publications=(Vote, self._on_vote),
             store=self._store,
             on_failure=self._fail,
         )
@@ -168,6 +172,8 @@ class BrokerNode:
             path = settings.trace / f"{identity.name}.parquet"
             self._recorder = Recorder.to_file(path, "broker", identity.name)
             self.driver.record(self._recorder, CELL_NOTES, identity.name)
+        #: What the store held of each channel when this process started.
+        self.restored: dict[Channel, WrittenTotals] = {}
         self.control = Control(self, allow_faults=settings.allow_faults)
         self.http = HttpServer(self.control.routes())
 
@@ -206,6 +212,7 @@ class BrokerNode:
         settings = self.settings
         self._keep(self.manifest, self._kept)
         self.driver.restore()
+        self.restored = self.machine.written()
         certificate = entry.certificate
         tls = server_context(self.identity, certificate) if certificate else None
         await self.transport.listen(settings.bind or entry.host, entry.port, tls)
@@ -262,7 +269,20 @@ class BrokerNode:
 
     def receive(self, peer: NodeId, opened: Opened) -> None:
         """Messages of one packet."""
+        self._replaying = Subscribe in [type(message) for message, _ in opened]
         self.driver.receive(peer, opened)
+        self._replaying = False
+
+    def _on_vote(self, send: Send) -> int:
+        """The number of publications in a vote; the time that the first of them took is noted."""
+        vote: Vote = send.message  # type: ignore[assignment]
+        if send.bodies and not self._replaying:
+            stream = vote.stream
+            stamp_us = time_stamp(send.bodies[0], labelled=stream.publisher == CELL)
+            if stamp_us >= 0 and stream.lane is Lane.DATA:
+                latency = self.telemetry.latency.setdefault(stream.channel, Histogram())
+                latency.observe(time.time() - stamp_us / 1e6)
+        return len(vote.digests) // DIGEST_SIZE
 
     def peer_up(self, peer: NodeId) -> None:
         """A peer can be reached."""

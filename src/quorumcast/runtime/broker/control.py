@@ -2,6 +2,8 @@
 
     GET /status     JSON: time, peers, streams, logs, suspicions, drops, faults, rates, memory, disk
     GET /metrics    the same for Prometheus
+    GET /healthz    200 while the process is alive
+    GET /readyz     200 if it is linked to a quorum and has caught up; 503 and the reason if not
     GET /faults     the catalogue and what is installed
     POST /faults    {"name": "alter", "percent": 50, "victims": ["bob"]}
     DELETE /faults  all of them, or ?name=alter
@@ -23,9 +25,9 @@ import msgspec
 
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.sequencers import LogStatus
-from quorumcast.cell.serving.served_streams import StreamStatus
+from quorumcast.cell.serving.served_streams import StreamStatus, WrittenTotals
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, NodeId
+from quorumcast.core.ids import Channel, NodeId, holder
 from quorumcast.core.version import __version__
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault
@@ -45,6 +47,9 @@ from quorumcast.runtime.logs import note
 from quorumcast.runtime.store.directory import DiskStatus
 from quorumcast.runtime.store.store import StoreStatus
 from quorumcast.runtime.telemetry import Rates, Telemetry, cpu_seconds, rss_bytes
+
+#: Things that a broker lacks, named by `/readyz`.
+MAX_REASONS = 3
 
 
 class FaultOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,6 +116,7 @@ class Controlled(Protocol):
     machine: Broker
 
     transport: Transport
+    restored: dict[Channel, WrittenTotals]
 
     @property
     def name(self) -> NodeId:
@@ -136,6 +142,8 @@ class Control:
         return {
             ("GET", "/status"): self._on_status,
             ("GET", "/metrics"): self._on_metrics,
+            ("GET", "/healthz"): lambda request: json_response({"alive": True}),
+            ("GET", "/readyz"): self._on_ready,
             ("GET", "/faults"): self._on_list_faults,
             ("POST", "/faults"): self._on_add_fault,
             ("DELETE", "/faults"): self._on_clear_faults,
@@ -169,7 +177,10 @@ class Control:
                 for peer in manifest.broker_ids
             },
             clients=sorted(up - set(manifest.broker_ids)),
-            users={"publishers": machine.publishers(), "subscribers": machine.subscribers()},
+            users={
+                "publishers": machine.publishers(),
+                "subscribers": {name: list(there) for name, there in machine.subscribers().items()},
+            },
             streams=list(machine.streams().values()),
             logs=machine.logs(),
             catching_up=machine.catching_up(),
@@ -193,19 +204,38 @@ class Control:
         return {**self._node.machine.sizes(), **self._node.transport.sizes()}
 
     def _on_metrics(self, request: HttpRequest) -> Response:
-        from quorumcast.runtime.broker.metrics import Collector, exposition
+        from quorumcast.runtime.broker.metrics import Collector, channel_metrics, exposition
 
         node = self._node
+        up = {holder(peer) for peer in node.transport.peers()}
+        brokers, clients = node.manifest.brokers, node.manifest.clients
+        peers = {("broker", one.id): one.id in up for one in brokers if one.id != node.name}
         collector = Collector(
             node.telemetry,
+            node.manifest.epoch,
+            peers | {("client", one.id): one.id in up for one in clients},
+            channel_metrics(node.manifest, node.machine, node.restored),
+            node.machine.logs(),
             self._sizes(),
-            node.transport.peers(),
             node.transport.load(),
             node.store_status(),
             node.machine.catching_up(),
         )
         content_type = "text/plain; version=0.0.4; charset=utf-8"
         return Response(HTTPStatus.OK, exposition(collector), content_type)
+
+    def _on_ready(self, request: HttpRequest) -> Response:
+        node, up = self._node, set(self._node.transport.peers())
+        linked = 1 + len(up.intersection(node.manifest.broker_ids))
+        needed, waits = node.manifest.quorums.responders, node.machine.catching_up()
+        if linked < needed:
+            reason = f"{node.name} is linked to too few brokers: {linked} of {needed}, with itself"
+        elif waits:
+            reason = f"{node.name} is catching up: {', '.join(waits[:MAX_REASONS])}"
+        else:
+            return json_response({"ready": True})
+        status = HTTPStatus.SERVICE_UNAVAILABLE
+        return json_response({"ready": False, "error": reason}, status)
 
     def _on_list_faults(self, request: HttpRequest) -> Response:
         return json_response(

@@ -6,17 +6,30 @@ broker's start.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
-from quorumcast.core.ids import NodeId
+from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.serving.sequencers import LogStatus
+from quorumcast.cell.serving.served_streams import WrittenTotals
+from quorumcast.core.envelope import events_of
+from quorumcast.core.ids import Channel, Lane, NodeId, Stream, holder
+from quorumcast.core.version import __version__
+from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.links.fairness import Load
 from quorumcast.runtime.store.store import StoreStatus
-from quorumcast.runtime.telemetry import Telemetry, cpu_seconds, rss_bytes
+from quorumcast.runtime.telemetry import LATENCIES_S, Telemetry, cpu_seconds, rss_bytes
 
 #: Counters of each peer: name, help text, field of `Load`.
 _COSTS = (
@@ -26,22 +39,126 @@ _COSTS = (
     ("disconnections", "how often it was disconnected", "disconnected"),
 )
 
+#: Gauges of each log: field of `LogStatus`, help text.
+_PROGRESS = {
+    "regency": "leader changes in this epoch",
+    "decided": "batches decided",
+    "executed": "batches executed",
+    "checkpoint": "batches covered by the last stable checkpoint",
+}
+#: Publications per stream, streams per channel, and bytes of a stream that are looked at to count
+#: events.
+MAX_SAMPLED = 64
+MAX_SAMPLED_STREAMS = 16
+MAX_SAMPLED_BYTES = 1 << 20
+
+
+class ChannelMetrics(msgspec.Struct, frozen=True):
+    """What one broker knows of a channel."""
+
+    publications: int
+    size: int
+    #: Mean number of events in the newest publications; None without any.
+    events_per_publication: float | None
+    #: Publications that each subscriber is behind, by client.
+    lags: dict[NodeId, int]
+
+
+def channel_metrics(
+    manifest: Manifest, machine: Broker, restored: Mapping[Channel, WrittenTotals]
+) -> dict[Channel, ChannelMetrics]:
+    """The metrics of each channel of the manifest, without what the store held at the start."""
+    written, subscribers = machine.written(), machine.subscribers()
+    streams: dict[Channel, list[Stream]] = {}
+    for stream in machine.streams():
+        streams.setdefault(stream.channel, []).append(stream)
+    found: dict[Channel, ChannelMetrics] = {}
+    for entry in manifest.channels:
+        total = written.get(entry.name, WrittenTotals())
+        before = restored.get(entry.name, WrittenTotals())
+        lags: dict[NodeId, int] = {}
+        for seat, lag in subscribers.get(entry.name, {}).items():
+            lags[holder(seat)] = max(lag, lags.get(holder(seat), 0))
+        newest = streams.get(entry.name, [])[-MAX_SAMPLED_STREAMS:]
+        found[entry.name] = ChannelMetrics(
+            total.publications - before.publications,
+            total.size - before.size,
+            _events_per_publication(machine, newest, labelled=entry.policy.total),
+            lags,
+        )
+    return found
+
+
+def _events_per_publication(
+    machine: Broker, streams: Iterable[Stream], *, labelled: bool
+) -> float | None:
+    events: list[int] = []
+    for stream in streams:
+        served = machine.served(stream)
+        if served is not None:
+            ledger = served.ledger(Lane.DATA)
+            first = max(ledger.base, ledger.next - MAX_SAMPLED)
+            run = ledger.read(first, MAX_SAMPLED, MAX_SAMPLED_BYTES)
+            events += [events_of(body, labelled) for body in run.bodies] if run else []
+    return sum(events) / len(events) if events else None
+
 
 class Collector(msgspec.Struct, eq=False):
     """What one answer shows."""
 
     telemetry: Telemetry
+    epoch: int
+    #: Whether there is a link to each other node of the manifest, by role and name.
+    peers: dict[tuple[str, NodeId], bool]
+    channels: dict[Channel, ChannelMetrics]
+    logs: dict[str, LogStatus]
     sizes: dict[str, int]
-    peers: list[NodeId]
     load: dict[NodeId, Load]
     store: StoreStatus | None
     catching_up: list[str]
 
     def collect(self) -> Iterable[Metric]:
         """Every metric family of this broker."""
-        telemetry = self.telemetry
-        for name, value in telemetry.traffic().items():
+        yield from self._process()
+        yield from self._conduct()
+        yield from self._channels()
+        yield from self._logs()
+        connected = GaugeMetricFamily(
+            "quorumcast_peer_up", "whether there is a link", labels=["role", "peer"]
+        )
+        for key, up in self.peers.items():
+            connected.add_metric(list(key), up)
+        yield connected
+        for name, about, field in _COSTS:
+            family = CounterMetricFamily(f"quorumcast_peer_{name}", about, labels=["peer"])
+            yield _filled(family, {peer: getattr(load, field) for peer, load in self.load.items()})
+        sizes = GaugeMetricFamily(
+            "quorumcast_container_size", "what is kept for peers", labels=["container"]
+        )
+        yield _filled(sizes, by_container(self.sizes))
+        store = {} if self.store is None else msgspec.structs.asdict(self.store)
+        for name, value in store.items():
+            yield GaugeMetricFamily(f"quorumcast_store_{name}", name.replace("_", " "), value=value)
+
+    def _process(self) -> Iterable[Metric]:
+        """The broker process as a whole."""
+        python = platform.python_version()
+        build = GaugeMetricFamily(
+            "quorumcast_build_info", "the version that runs", labels=["version", "python"]
+        )
+        build.add_metric([__version__, python], 1)
+        yield build
+        yield GaugeMetricFamily("quorumcast_epoch", "the adopted epoch", value=self.epoch)
+        for name, value in self.telemetry.traffic().items():
             yield CounterMetricFamily(f"quorumcast_{name}", name.replace("_", " "), value=value)
+        waits = len(self.catching_up)
+        yield GaugeMetricFamily("quorumcast_catching_up", "what it still waits for", value=waits)
+        yield GaugeMetricFamily("quorumcast_rss_bytes", "resident memory", value=rss_bytes())
+        yield CounterMetricFamily("quorumcast_cpu_seconds", "processor time", value=cpu_seconds())
+
+    def _conduct(self) -> Iterable[Metric]:
+        """What peers did wrong."""
+        telemetry = self.telemetry
         drops = CounterMetricFamily("quorumcast_drops", "ignored, by reason", labels=["reason"])
         yield _filled(drops, telemetry.drops)
         suspicions = CounterMetricFamily(
@@ -52,22 +169,64 @@ class Collector(msgspec.Struct, eq=False):
         yield suspicions
         accusations = CounterMetricFamily("quorumcast_accusations", "lies proven", labels=["node"])
         yield _filled(accusations, telemetry.accusations)
-        connected = GaugeMetricFamily("quorumcast_peer_up", "open links", labels=["peer"])
-        yield _filled(connected, dict.fromkeys(self.peers, 1))
-        for name, about, field in _COSTS:
-            family = CounterMetricFamily(f"quorumcast_peer_{name}", about, labels=["peer"])
-            yield _filled(family, {peer: getattr(load, field) for peer, load in self.load.items()})
-        sizes = GaugeMetricFamily(
-            "quorumcast_container_size", "what is kept for peers", labels=["container"]
+
+    def _channels(self) -> Iterable[Metric]:
+        channels = self.channels
+        publications = CounterMetricFamily(
+            "quorumcast_channel_publications", "publications written", labels=["channel"]
         )
-        yield _filled(sizes, self.sizes)
-        store = {} if self.store is None else msgspec.structs.asdict(self.store)
-        for name, value in store.items():
-            yield GaugeMetricFamily(f"quorumcast_store_{name}", name.replace("_", " "), value=value)
-        waits = len(self.catching_up)
-        yield GaugeMetricFamily("quorumcast_catching_up", "what it still waits for", value=waits)
-        yield GaugeMetricFamily("quorumcast_rss_bytes", "resident memory", value=rss_bytes())
-        yield CounterMetricFamily("quorumcast_cpu_seconds", "processor time", value=cpu_seconds())
+        yield _filled(publications, {name: one.publications for name, one in channels.items()})
+        size = CounterMetricFamily(
+            "quorumcast_channel_bytes", "bytes of publications written", labels=["channel"]
+        )
+        yield _filled(size, {name: one.size for name, one in channels.items()})
+        events = GaugeMetricFamily(
+            "quorumcast_channel_events_per_publication",
+            "mean over the newest publications",
+            labels=["channel"],
+        )
+        means = {name: one.events_per_publication for name, one in channels.items()}
+        yield _filled(events, {name: mean for name, mean in means.items() if mean is not None})
+        lags = GaugeMetricFamily(
+            "quorumcast_subscriber_lag",
+            "publications that a subscriber is behind",
+            labels=["channel", "subscriber"],
+        )
+        for name, one in channels.items():
+            for subscriber, lag in one.lags.items():
+                lags.add_metric([name, subscriber], lag)
+        yield lags
+        latency = HistogramMetricFamily(
+            "quorumcast_vote_latency_seconds",
+            "from a publisher's time stamp to the vote of this broker",
+            labels=["channel"],
+        )
+        bounds = [*map(str, LATENCIES_S), "+Inf"]
+        for channel, histogram in self.telemetry.latency.items():
+            buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+            latency.add_metric([channel], buckets, histogram.sum_s)
+        yield latency
+
+    def _logs(self) -> Iterable[Metric]:
+        leader = GaugeMetricFamily(
+            "quorumcast_log_leader", "1 for the leader", labels=["log", "leader"]
+        )
+        for log, status in self.logs.items():
+            leader.add_metric([log, status.leader], 1)
+        yield leader
+        for name, about in _PROGRESS.items():
+            family = GaugeMetricFamily(f"quorumcast_log_{name}", about, labels=["log"])
+            yield _filled(family, {log: getattr(one, name) for log, one in self.logs.items()})
+
+
+def by_container(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes by container, over all streams: every restart of a publisher begins a stream."""
+    found: dict[str, int] = {}
+    for name, size in sizes.items():
+        _, of_stream, rest = name.partition("@")  # in no name of a node or channel
+        container = f"stream/{rest.partition('/')[2]}" if of_stream else name
+        found[container] = found.get(container, 0) + size
+    return found
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[Any, float]) -> Metric:
