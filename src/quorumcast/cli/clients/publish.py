@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import date, datetime
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from quorumcast.cli.common import console, print_json
+from quorumcast.cli.clients.input import FORMATS, EventReader, Events, check_format, format_of
+from quorumcast.cli.common import print_json
 from quorumcast.cli.options import ClientOptions, JsonOption, ObserveOption
 from quorumcast.client.options import PublisherOptions, meanings
 from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from quorumcast.client.publishing import Publisher
 
 EXAMPLE = "publish orders 'ten apples' -m cell -i alice"
 
 MEANING = meanings(PublisherOptions)
 STANDARD_INPUT = "-"
-CHUNK_BYTES = 1 << 16
-#: Bytes of an invalid row or value in an error.
-SHOWN_BYTES = 60
-#: Chunks of standard input that are read ahead of publishing.
-CHUNKS_AHEAD = 4
+#: Blocks of events that are read ahead of publishing.
+BLOCKS_AHEAD = 4
+#: With --rate, parts of a second in which rows are published together.
+PARTS_PER_SECOND = 50
 
 
 def publish(
@@ -38,9 +40,17 @@ def publish(
     where: ClientOptions,
     text: Annotated[
         list[str] | None,
-        typer.Argument(help="Events; '-' reads one per line from standard input."),
+        typer.Argument(help="Events; '-' reads them from standard input."),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="Publish the lines of this file.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Publish the events of this file.")] = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="|".join(FORMATS),
+            help="Format of --file and '-'; by the extension of the file if not given.",
+        ),
+    ] = "",
     rate: Annotated[float, typer.Option(help="Events per second; 0 is no limit.")] = 0.0,
     count: Annotated[int, typer.Option(help="How many times to publish everything.")] = 1,
     valid_for: Annotated[
@@ -53,8 +63,13 @@ def publish(
 ) -> None:
     """Publish events and wait until enough brokers hold them.
 
-    On a channel with a schema each event is a JSON object; times and dates in it are written
-    as in 2026-11-01T12:00:00Z, and binary columns in base64.
+    On a channel without a schema an event is a line (lines, the default) or the whole input
+    (binary). On a channel with a schema it is a row: a JSON object (jsonl, the default), a row of
+    CSV with a header, of Arrow or of Parquet. Times are written as in 2026-11-01T12:00:00Z, and
+    bytes in CSV and JSON in base64.
+
+    Input that does not fit ends the command with its row and column; what was published before it
+    is said.
     """
     from quorumcast.client.arguments import check_validity
     from quorumcast.runtime.loop import run
@@ -67,9 +82,15 @@ def publish(
         raise UsageError("nothing to publish; give texts, '-' for standard input, or --file")
     if texts.count(STANDARD_INPUT) * count > 1:
         raise UsageError("standard input can be read once only; leave --count out, or use --file")
+    check_format(format_)
+    if format_ and any(one != STANDARD_INPUT for one in texts):
+        raise UsageError("--format is for --file and '-'; leave it out, or leave out the texts")
+    if file is not None:
+        _open(file).close()  # raises if it cannot be read
     options = PublisherOptions(channel, valid_for_s=valid_for, urgent=urgent)
     started = time.monotonic()
-    published = run(_publish(where, options, _chunks(texts, file, count), rate, observe))
+    inputs = _Inputs(texts, file, count, format_)
+    published = run(_publish(where, options, inputs, rate, observe))
     seconds = time.monotonic() - started
     if json_:
         print_json({"channel": channel, "published": published, "seconds": round(seconds, 3)})
@@ -77,143 +98,167 @@ def publish(
         print(f"published {published:,} on {channel}", file=sys.stderr)
 
 
-async def _chunks(texts: list[str], file: Path | None, count: int) -> AsyncIterator[list[bytes]]:
-    """Yield the events that the command line names, as unchanged bytes."""
-    for _ in range(count):
-        for text in texts:
-            if text != STANDARD_INPUT:
-                yield [os.fsencode(text)]
-                continue
-            if sys.stdin.isatty():
-                console(stderr=True).print("type events, one per line; Ctrl-D ends")
-            async for chunk in _standard_input():
-                yield chunk
-        if file is not None:
-            try:
-                lines = await asyncio.to_thread(file.read_bytes)
-            except OSError as error:
-                raise UsageError(
-                    f"{file} cannot be read ({error.strerror}); name another file"
-                ) from None
-            yield lines.splitlines()
+class _Inputs:
+    """What the command line asks to publish."""
+
+    def __init__(self, texts: list[str], file: Path | None, count: int, format_: str) -> None:
+        self._texts = texts
+        self._file = file
+        self._count = count
+        self._format = format_
+
+    def read(self, columns: Mapping[str, str]) -> Iterator[Events]:
+        """Yield all events, for a channel with these columns."""
+        for _ in range(self._count):
+            texts: list[bytes] = []
+            for text in self._texts:
+                if text != STANDARD_INPUT:
+                    texts.append(os.fsencode(text))
+                    continue
+                yield from _given(texts, columns)
+                texts = []
+                yield from self._read(None, columns)
+            yield from _given(texts, columns)
+            if self._file is not None:
+                yield from self._read(self._file, columns)
+
+    def _read(self, file: Path | None, columns: Mapping[str, str]) -> Iterator[Events]:
+        name = "standard input" if file is None else str(file)
+        reader = EventReader(name, columns, format_of(self._format, file, columns))
+        if file is None and sys.stdin.isatty():
+            print("type events, one per line; Ctrl-D ends", file=sys.stderr)
+        try:
+            with _open(file) as source:
+                yield from reader.read(source)
+        except OSError as error:
+            raise _unreadable(name, error) from None
 
 
-async def _standard_input() -> AsyncIterator[list[bytes]]:
-    """Yield lines of standard input.
+def _given(texts: list[bytes], columns: Mapping[str, str]) -> Iterator[Events]:
+    """Yield events of the command line."""
+    if texts and columns:
+        yield from EventReader("the command line", columns).objects(texts)
+    elif texts:
+        yield texts
 
-    A daemon thread reads them, so that the event loop keeps sending and Ctrl-C ends the program
-    even while a read blocks.
+
+def _open(file: Path | None) -> BinaryIO:
+    """Open a file, or standard input without a buffer, so that lines are published as they come."""
+    if file is None:
+        return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise _unreadable(str(file), error) from None
+
+
+def _unreadable(name: str, error: OSError) -> UsageError:
+    return UsageError(f"{name} cannot be read ({error.strerror}); name another file")
+
+
+async def _in_thread(events: Iterator[Events]) -> AsyncIterator[Events]:
+    """Yield events that a thread reads.
+
+    The event loop keeps sending meanwhile. The thread is a daemon, so Ctrl-C ends the program even
+    while a read blocks.
     """
     loop = asyncio.get_running_loop()
-    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(CHUNKS_AHEAD)
-    descriptor = sys.stdin.fileno()
+    blocks: asyncio.Queue[Events | Exception | None] = asyncio.Queue(BLOCKS_AHEAD)
+
+    def put(block: Events | Exception | None) -> None:
+        asyncio.run_coroutine_threadsafe(blocks.put(block), loop).result()
 
     def read() -> None:
-        data: bytes | OSError = b"?"
-        while data and isinstance(data, bytes):
-            try:
-                data = os.read(descriptor, CHUNK_BYTES)
-            except OSError as error:
-                data = error
-            if loop.is_closed():
-                return
-            asyncio.run_coroutine_threadsafe(chunks.put(data), loop).result()
+        end: Exception | None = None
+        try:
+            for block in events:
+                if loop.is_closed():
+                    return
+                put(block)
+        except Exception as error:
+            end = error
+        if not loop.is_closed():
+            put(end)
 
     threading.Thread(target=read, daemon=True).start()
-    rest: list[bytes] = []
-    while data := await chunks.get():
-        if isinstance(data, OSError):
-            raise UsageError(f"standard input cannot be read ({data.strerror}); use --file")
-        head, newline, tail = data.rpartition(b"\n")
-        if newline:
-            yield b"".join([*rest, head]).split(b"\n")
-            rest = []
-        rest.append(tail)
-    if last := b"".join(rest):
-        yield [last]
+    while (block := await blocks.get()) is not None:
+        if isinstance(block, Exception):
+            raise block
+        yield block
 
 
 async def _publish(
     where: ClientOptions,
     options: PublisherOptions,
-    chunks: AsyncIterator[list[bytes]],
+    inputs: _Inputs,
     rate: float,
     observe: Path | None,
 ) -> int:
-    from quorumcast.client.events import BufferFull
-
-    published = 0
     async with await where.connect(observe=observe) as node:
         entry = node.manifest.channel(options.channel)
         columns = dict(entry.schema) if entry is not None else {}
-        async with options.call(node.publisher) as publisher:
-            start = time.monotonic()
-            async for chunk in chunks:
-                for line in chunk:
-                    event = read_row(line, columns) if columns else line
-                    while True:
-                        try:
-                            publisher.post(event)
-                            break
-                        except BufferFull:
-                            await publisher.ready()
-                    published += 1
-                    if rate:
-                        await asyncio.sleep(start + published / rate - time.monotonic())
-    return published
-
-
-# ------------------------------------------------------------------------- rows
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
-
-
-def _zoned(text: str) -> datetime:
-    time = datetime.fromisoformat(text)
-    if time.utcoffset() is None:
-        raise ValueError("no time zone")
-    return time
-
-
-def _naive(text: str) -> datetime:
-    time = datetime.fromisoformat(text)
-    if time.utcoffset() is not None:
-        raise ValueError("a time zone")
-    return time
-
-
-#: By column type: the parser of its text form, and a description of the form.
-_READERS: dict[str, tuple[Callable[[str], object], str]] = {
-    "binary": (_bytes, "base64"),
-    "date32": (date.fromisoformat, "a date such as 2026-11-01"),
-    "timestamp[us]": (_naive, "a time without a zone, such as 2026-11-01T12:00:00"),
-    "timestamp[ms, UTC]": (_zoned, "a time such as 2026-11-01T12:00:00Z"),
-    "timestamp[us, UTC]": (_zoned, "a time such as 2026-11-01T12:00:00Z"),
-}
-
-
-def read_row(line: bytes, columns: Mapping[str, str]) -> dict[str, object]:
-    """Parse a line as a row with these columns and types."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict):
-        raise UsageError(
-            f"{line[:SHOWN_BYTES]!r} is no JSON object, which this channel's schema asks for; its "
-            f"columns are {', '.join(columns)}"
-        )
-    for name, value in row.items():
-        reader = _READERS.get(columns.get(name, ""))
-        if reader is None or not isinstance(value, str):
-            continue
-        read, looks = reader
+        publisher = options.call(node.publisher)
+        poster = _Poster(publisher, rate)
+        wrong: UsageError | None = None
         try:
-            row[name] = read(value)
-        except ValueError:
-            raise UsageError(
-                f"column {name!r} is {columns[name]}: write {looks}, not {value[:SHOWN_BYTES]!r}"
-            ) from None
-    return row
+            async with publisher:
+                try:
+                    async for events in _in_thread(inputs.read(columns)):
+                        await poster.post(events)
+                except UsageError as error:
+                    wrong = error  # leaving the block waits for what was published before
+        except asyncio.CancelledError:
+            if publisher.pending:
+                print(
+                    f"interrupted: {publisher.pending:,} of {poster.published:,} events are not "
+                    "acknowledged and may or may not arrive",
+                    file=sys.stderr,
+                )
+            raise
+    if wrong is not None:
+        before = f"{poster.published:,} events before it are" if poster.published else "nothing is"
+        raise UsageError(f"{wrong}; {before} published")
+    return poster.published
+
+
+class _Poster:
+    """Posts events at a rate, and counts them."""
+
+    def __init__(self, publisher: Publisher, rate: float) -> None:
+        self._publisher = publisher
+        self._rate = rate
+        self._started = time.monotonic()
+        self.published = 0
+
+    async def post(self, events: Events) -> None:
+        """Post events without a schema one by one, and rows as one publication or by the rate."""
+        if isinstance(events, list):
+            for event in events:
+                while not self._accepts(event):
+                    await self._publisher.ready()
+                await self._count(1)
+            return
+        step = max(1, int(self._rate / PARTS_PER_SECOND)) if self._rate else len(events)
+        for first in range(0, len(events), step):
+            rows = events.slice(first, step)
+            while not self._accepts(rows):
+                await self._publisher.ready()
+            await self._count(len(rows))
+
+    def _accepts(self, event: bytes | pa.RecordBatch) -> bool:
+        from quorumcast.client.events import BufferFull
+
+        try:
+            if isinstance(event, bytes):
+                self._publisher.post(event)
+            else:
+                self._publisher.post_batch(event)
+        except BufferFull:
+            return False
+        return True
+
+    async def _count(self, events: int) -> None:
+        self.published += events
+        if self._rate:
+            due = self._started + self.published / self._rate
+            await asyncio.sleep(due - time.monotonic())

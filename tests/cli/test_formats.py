@@ -1,0 +1,90 @@
+"""Files into `publish`, with real brokers."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from tests.cli.shell import QUORUMCAST, answer, running
+from tests.runtime.world import PATIENCE_S
+
+from quorumcast.cli.main import main
+
+pytestmark = pytest.mark.runtime
+
+COLUMNS = ["--column", "name:string", "--column", "price:float64", "--column", "blob:binary"]
+SCHEMA = pa.schema([("name", pa.string()), ("price", pa.float64()), ("blob", pa.binary())])
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("cells") / "cell"
+    with running(directory, ["photos:total"], "alice,bob") as made:
+        for name in ("bad", "trades"):
+            assert main(["channel", "create", f"{name}:total", *COLUMNS, "-m", str(made)]) == 0
+        yield made
+
+
+def rows(capsys: pytest.CaptureFixture[str], cell: Path, channel: str) -> list[Any]:
+    capsys.readouterr()
+    assert main(["replay", channel, "-m", str(cell), "-i", "bob", "--json"]) == 0
+    return [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+
+
+def test_row_that_does_not_fit_ends_publish_and_the_rows_before_are_published(
+    cell: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.csv"
+    good = [f"n{number},{number}.5\n" for number in range(1, 17)]
+    file.write_text("".join(["name,price\n", *good, "x,abc\n", *good]))
+    capsys.readouterr()
+    assert main(["publish", "bad", "--file", str(file), "-m", str(cell), "-i", "alice"]) == 2
+    assert capsys.readouterr().err == (
+        f"quorumcast: {file}: row 17, column price: 'abc' is not a float64; 16 events before it "
+        "are published\n"
+    )
+    assert [one["row"]["price"] for one in rows(capsys, cell, "bad")] == [
+        number + 0.5 for number in range(1, 17)
+    ]
+    assert main(["publish", "bad", '{"name": 5}', "-m", str(cell), "-i", "alice"]) == 2
+    said = "the command line: row 1, column name: 5 is not a string; nothing is published"
+    assert said in capsys.readouterr().err
+
+
+def test_tables_from_files_and_pipes_arrive_in_order(
+    cell: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table = pa.table({"name": ["a", "b\nc"], "price": [1.0, None], "blob": [b"\n\0", None]}, SCHEMA)
+    parquet.write_table(table, tmp_path / "trades.parquet")
+    who = ["-m", str(cell), "-i", "alice"]
+    sent = answer(capsys, "publish", "trades", "--file", tmp_path / "trades.parquet", *who)
+    assert sent["published"] == 2
+    piped = subprocess.run(
+        [*QUORUMCAST, "publish", "trades", "-", "--format", "csv", "--rate", "1000", *who],
+        input='price,name\n2,"d\n"\n3,e\n', capture_output=True, text=True, timeout=PATIENCE_S,
+        check=True,
+    )  # fmt: skip
+    assert piped.stderr == "published 2 on trades\n"
+    assert [one["row"] for one in rows(capsys, cell, "trades")] == [
+        {"name": "a", "price": 1.0, "blob": "CgA="},
+        {"name": "b\nc", "price": None, "blob": None},
+        {"name": "d\n", "price": 2.0, "blob": None},
+        {"name": "e", "price": 3.0, "blob": None},
+    ]
+
+
+def test_binary_file_is_one_event(
+    cell: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    photo = tmp_path / "photo.png"
+    photo.write_bytes(b"\x89PNG\r\n\x1a\n\x00\n" * 1000)
+    publish = ["publish", "photos", "--file", str(photo), "-m", str(cell), "-i", "alice"]
+    assert main(publish) == 2
+    assert "is not text: its byte 9 is 0" in capsys.readouterr().err
+    assert main([*publish, "--format", "binary"]) == 0
+    (event,) = rows(capsys, cell, "photos")
+    assert len(event["payload_base64"]) > 10_000
