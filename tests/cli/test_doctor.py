@@ -383,6 +383,7 @@ def test_what_brokers_remember_of_a_node_that_left_is_not_told(manifest: Manifes
         ({"set_aside": ["x"]}, {}, "warning", "damaged and set aside: x in data"),
         ({"set_aside": ["x", "y", "z"]}, {}, "error", "damaged and set aside: x, y, z"),
         ({"free_bytes": 5e9}, {"full": 1}, "error", "the disk of data is full"),
+        ({"free_bytes": 5e9}, {"archive_damaged": 2}, "warning", "2 archived records in data"),
     ],
 )
 def test_disk_of_a_broker_is_judged(

@@ -177,6 +177,10 @@ def _disk(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Find
     if row.get("store", {}).get("full"):
         says = f"the disk of {where} is full, and it promises nothing that it cannot keep"
         findings.append(Finding(name, "error", says, "make room; it goes on by itself"))
+    if damaged := row.get("store", {}).get("archive_damaged"):
+        says = f"{damaged} archived records in {where} are damaged; it treats them as missing"
+        how = "look at the disk; without its store it fetches everything from the others"
+        findings.append(Finding(name, "warning", says, how))
     if not disk["writable"]:
         says = f"it may not write to {where}"
         findings.append(Finding(name, "error", says, "give the directory to the broker's user"))

@@ -55,8 +55,8 @@ T = TypeVar("T")
 #: The WAL is moved into the database after so many bytes; it gets little longer than that.
 CHECKPOINT_BYTES = 8 * 1024 * 1024
 #: Approximate overhead in the WAL of a record, and of a commit.
-_RECORD_BYTES = 256
-_COMMIT_BYTES = 3 * 4096
+_RECORD_BYTES = 1024
+_COMMIT_BYTES = 6 * 4096
 #: Damaged files that are kept; a broker with so many refuses to start.
 MAX_ASIDE = 3
 

@@ -12,7 +12,7 @@ restart, so they do no harm.
 
 A segment is unlinked when no row names it any more, after the commit that removed the last one.
 Records of different age share segments, so removed bytes may stay between others: `to_compact` is
-the segment with the most of them, once all together are more than a quarter of what is kept.
+the segment with the most of them, once all together are more than an eighth of what is kept.
 Its records are then appended to the current segment, a few at a time, and it is unlinked.
 """
 
@@ -178,7 +178,7 @@ class Segments:
     @property
     def to_compact(self) -> int | None:
         """The segment with the most removed bytes, if there are too many in all; else None."""
-        if self.file_bytes - self.live_bytes <= self.live_bytes // 4 + self._full_size:
+        if self.file_bytes - self.live_bytes <= self.live_bytes // 8 + self._full_size:
             return None
         return max(self._sizes, key=lambda segment: self._sizes[segment] - self._live[segment])
 
