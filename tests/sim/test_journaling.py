@@ -3,12 +3,13 @@
 import pytest
 
 from quorumcast.broadcast.messages import Ack, Echo
-from quorumcast.cell.messages import Regained, Vote
+from quorumcast.cell.messages import Checkpoint, Regained, Vote
 from quorumcast.cell.serving.journal import Attested, Vouched
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
-from quorumcast.core.machine import Record, Send
+from quorumcast.core.machine import Persist, Record, Send
 from quorumcast.core.message import Message
 from quorumcast.core.quorum import Protection
+from quorumcast.core.statements import Basis, SegmentStatement, Signed, canonical
 from quorumcast.crypto.digest import root
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.consensus import Voted
@@ -25,20 +26,43 @@ LOG = Protection.BYZANTINE
 VOTED = Voted(LOG, 3, 1, (1, ONE), ((ONE, 1),), ())
 
 
+def segment(digests: bytes) -> Signed:
+    """A statement on the first numbers of the stream; checkers leave signatures to others."""
+    said = SegmentStatement(
+        cell="sim",
+        epoch=1,
+        broker=B1,
+        stream=STREAM,
+        first=1,
+        count=len(digests) // 32,
+        root=root(1, digests),
+        basis=Basis.SETTLED,
+    )
+    return Signed(B1, canonical(said), b"")
+
+
 def says(
-    message: Message, *disk: Record, policy: str = "brb", journal: bool = True, settled: int = 0
+    message: Message | Persist,
+    *disk: Record,
+    policy: str = "brb",
+    journal: bool = True,
+    settled: int = 0,
+    lies: bool = False,
 ) -> list[str]:
-    """What the checker says if a broker with this on its disk sends a message."""
+    """What the checker says if a broker with this on its disk sends or writes something."""
     rules = Policy.named(policy, journal=journal)
     cell = make_simulated_cell(4, 1, [channel_entry("orders", rules)])
     world = CellWorld(cell, 1, Weather(), [Journaled()])
     world.add_brokers()
+    if lies:
+        world.adversary.declare(PUB, "a lie")
     for record in disk:
         world.nodes[B1].disk.write(record, lambda: None)
     world.scheduler.run_until(10, 100)
     (monitor,) = world._watchers
     monitor.on_effect(B1, Send((PUB,), Ack(STREAM, settled, 9, settled)), Millis(10))
-    monitor.on_effect(B1, Send((SUB,), message), Millis(10))
+    effect = message if isinstance(message, Persist) else Send((SUB,), message)
+    monitor.on_effect(B1, effect, Millis(10))
     return [violation.property for violation in world.facts.violations]
 
 
@@ -66,6 +90,29 @@ def test_word_that_contradicts_the_disk_is_reported() -> None:
     assert says(Accept(LOG, 2, 3, ONE), VOTED, policy="total") == ["Journal"]
 
 
-def test_what_histories_have_settled_need_not_be_on_the_disk() -> None:
-    assert says(Vote(STREAM, 1, ONE), policy="ab+history", settled=1) == []
-    assert says(Vote(STREAM, 2, ONE), policy="ab+history", settled=1) == ["Journal"]
+def test_what_histories_have_settled_otherwise_need_not_be_on_the_disk() -> None:
+    assert says(Vote(STREAM, 1, ONE), policy="ab+history", settled=1, lies=True) == []
+    assert says(Vote(STREAM, 2, ONE), policy="ab+history", settled=1, lies=True) == ["Journal"]
+    assert says(Vote(STREAM, 1, ONE), policy="ab+history", settled=1) == ["Journal"]
+
+
+def test_signature_on_a_settled_segment_may_precede_its_record_and_contradicts_none() -> None:
+    signed = Checkpoint(segment(ONE + ONE))
+    assert says(signed, policy="ab+history", settled=1) == ["Journal"]
+    assert says(signed, policy="ab+history", settled=2) == []
+    other = Attested(STREAM, 1, ONE + OTHER)
+    assert says(signed, other, policy="ab+history", settled=2) == ["Journal"]
+    assert says(signed, other, policy="ab+history", settled=2, lies=True) == []
+
+
+@pytest.mark.parametrize("kind", [Vouched, Attested])
+def test_record_that_replaces_a_longer_or_other_one_is_reported(
+    kind: type[Vouched | Attested],
+) -> None:
+    held = kind(STREAM, 1, ONE + OTHER)
+    assert says(Persist(kind(STREAM, 1, ONE + OTHER + ONE)), held) == []
+    assert says(Persist(kind(STREAM, 2, ONE)), held) == []
+    assert says(Persist(kind(STREAM, 1, ONE)), held) == ["Journal"]
+    assert says(Persist(kind(STREAM, 1, ONE)), held, lies=True) == ["Journal"]
+    assert says(Persist(kind(STREAM, 1, OTHER + ONE)), held) == ["Journal"]
+    assert says(Persist(kind(STREAM, 1, OTHER + ONE)), held, lies=True) == []

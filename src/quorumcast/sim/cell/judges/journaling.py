@@ -1,19 +1,24 @@
 """Journals: a correct broker cannot contradict itself after a restart (no amnesia).
 
 On channels with a journal, a broker writes each vote, echo, chained run, signature and attestation
-to its disk before it sends it. The checker reads the simulated disk at the moment of sending. Only
-settled publications need not be on the disk, since no subscriber can have accepted anything else.
+to its disk before it sends it. The checker reads the simulated disk at the moment of sending. No
+record replaces a longer one, or one that says something else.
+
+A lying publisher makes an exception: its cell may settle another run than a broker vouched for. The
+broker then replaces its record, and settled publications need not be on the disk, since no
+subscriber can have accepted anything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from quorumcast.broadcast.messages import ChainRun, Echo
 from quorumcast.cell.messages import Checkpoint, Regained, Vote
 from quorumcast.cell.serving.journal import Attested, Vouched
 from quorumcast.core.ids import NodeId, Stream, split_digests
-from quorumcast.core.machine import Send
+from quorumcast.core.machine import Persist, Send
 from quorumcast.core.statements import SegmentStatement, parse_statement
 from quorumcast.crypto.digest import root
 from quorumcast.ordering.consensus import Voted
@@ -23,17 +28,21 @@ from quorumcast.sim.kernel.judging import EffectChecker
 
 
 class Journaled(EffectChecker):
-    """Every binding message of a broker is in its journal before it is sent."""
+    """Every binding message of a broker is in its journal before it is sent, and stays there."""
 
     name = "Journal"
-    watches = frozenset((Accept, ChainRun, Checkpoint, Echo, Regained, Vote, Write))
+    watches = frozenset((Accept, ChainRun, Checkpoint, Echo, Persist, Regained, Vote, Write))
 
     def __init__(self) -> None:
         #: Messages already checked; journals are compacted later.
         self._found: dict[tuple[object, ...], None] = {}
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Send) -> None:
+    def on_effect(self, facts: CellFacts, node: NodeId, effect: Send | Persist) -> None:
         if facts.manifest.broker(node) is None:
+            return
+        if isinstance(effect, Persist):
+            if isinstance(effect.record, Vouched | Attested):
+                self._replacement(facts, node, effect.record)
             return
         match effect.message:
             case Echo(stream=stream, first=first, run=run):
@@ -75,6 +84,17 @@ class Journaled(EffectChecker):
         self._found[place] = None
         return True
 
+    def _replacement(self, facts: CellFacts, node: NodeId, record: Vouched | Attested) -> None:
+        held = facts.on_disk(node, type(record), record.owner).get(record.place)
+        if not isinstance(held, Vouched | Attested):
+            return
+        lies = not facts.adversary.is_correct(record.stream.publisher)
+        if len(record.digests) < len(held.digests) or not (
+            lies or record.digests.startswith(held.digests)
+        ):
+            what = f"{type(record).__name__} of {record.stream} {record.first}"
+            facts.violate(self.name, f"{node} replaces {what} by something else")
+
     def _echo(self, facts: CellFacts, node: NodeId, stream: Stream, first: int, run: bytes) -> None:
         record = facts.on_disk(node, Vouched, str(stream)).get(first)
         if not isinstance(record, Vouched) or root(first, record.digests) != run:
@@ -83,7 +103,7 @@ class Journaled(EffectChecker):
     def _number(
         self, facts: CellFacts, node: NodeId, stream: Stream, number: int, digest: bytes
     ) -> None:
-        if number > facts.settled_by_any(stream) and (number, digest) not in _journaled(
+        if number > _settled_otherwise(facts, stream) and (number, digest) not in _journaled(
             facts, node, stream
         ):
             facts.violate(self.name, f"{node} vouches for {stream} {number}, not in its journal")
@@ -93,7 +113,9 @@ class Journaled(EffectChecker):
         digests = [known.get(n, b"") for n in range(said.first, said.first + said.count)]
         last = said.first + said.count - 1
         kept = root(said.first, b"".join(digests)) == said.root
-        if not kept and last > facts.settled_by_any(said.stream):
+        # A settled segment may leave while its record is being written, but contradicts none.
+        settled = facts.settled_by_any if b"" in digests else partial(_settled_otherwise, facts)
+        if not kept and last > settled(said.stream):
             facts.violate(self.name, f"{node} signs {said.stream} {last}, not in its journal")
 
     def _vote(self, facts: CellFacts, node: NodeId, vote: Write | Accept) -> None:
@@ -108,6 +130,12 @@ class Journaled(EffectChecker):
             facts.violate(
                 self.name, f"{node} says {what} in instance {vote.instance}, not in its journal"
             )
+
+
+def _settled_otherwise(facts: CellFacts, stream: Stream) -> int:
+    """Up to this number the cell may have settled something else than a broker vouched for."""
+    lies = not facts.adversary.is_correct(stream.publisher)
+    return facts.settled_by_any(stream) if lies else 0
 
 
 def _journaled(facts: CellFacts, node: NodeId, stream: Stream) -> Iterator[tuple[int, bytes]]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.cell.serving import broker
 from quorumcast.cell.serving.holdings import Holdings
 from quorumcast.cell.serving.journal import Journal, shorten
 from quorumcast.cell.serving.recovery import Recovery
 from quorumcast.cell.subscribing.excerpt import Excerpt
+from quorumcast.core.limits import MAX_FRAME_BYTES
+from quorumcast.core.machine import Bodies
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.intake import Fetching
 from quorumcast.sim.cell.known_bad import attacks
@@ -81,6 +84,28 @@ def leapt(policy: str) -> CellPlan:
     return past(rules, *work, liar=attacks.leap_ahead)
 
 
+def _outgrown() -> SeededPlan:
+    """Messages are lost and repeated while a stream outgrows retention."""
+    limits = replace(small_limits(), retained_publications=16, window=8, vote_window=16, segment=4)
+    work = [Act(60 + 40 * n, "submit", PUB1, ORDERS, 8) for n in range(8)]
+    return seeded_plan(
+        "outgrown",
+        Policy.named("brb", journal=True, limits=limits),
+        [*joins(ORDERS), *work],
+        weather=Weather(latency_ms=10, jitter_ms=10, loss=150, duplication=100),
+    )
+
+
+_echoed = Bracha.echoed
+
+
+def _echoed_remains(self: Bracha, first: int) -> tuple[bytes, Bodies] | None:
+    if first not in self._done:
+        return _echoed(self, first)
+    held = self.ledger.read(first, self._done[first][1], MAX_FRAME_BYTES)
+    return None if held is None else (held.digests, held.bodies)
+
+
 _join = Ledger.join
 
 
@@ -97,6 +122,11 @@ RECOVERY_VARIANTS: tuple[Variant, ...] = (
             Patch(broker, "shorten", lambda stream, below, longest: shorten(stream, below, 1)),
         ],
         lambda seed: retold("ab"), ("One story",),
+    ),
+    Variant(
+        "remains-journaled", "a broker journals what retention left of a run in place of the run",
+        [Patch(Bracha, "echoed", _echoed_remains)],
+        _outgrown(), ("Journal",),
     ),
     Variant(
         "leap-followed", "a broker follows its publisher ahead and drops what it holds",
