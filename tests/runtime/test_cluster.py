@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 import sqlite3
+import ssl
 import subprocess
 import sys
 from collections import Counter
@@ -102,6 +104,42 @@ def test_cluster_kill_9_and_restart_of_f_brokers_nothing_lost_nothing_twice() ->
 def test_cluster_tls_between_all_parties() -> None:
     async def main(cluster: LocalCluster) -> None:
         async with pair(cluster) as (_alice, _bob, pub, sub):
+            await pub.publish(b"secret")
+            assert (await anext(sub)).payload == b"secret"
+
+    with LocalCluster(tls=True, channels={"events": "brb"}) as cluster:
+        run(main(cluster))
+
+
+def shown_certificate(cluster: LocalCluster, broker: str) -> bytes:
+    """The certificate that a broker shows in a handshake, in DER."""
+    entry = cluster.manifest.broker(broker)
+    assert entry is not None
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname = False
+    anybody.verify_mode = ssl.CERT_NONE
+    with (
+        socket.create_connection((entry.host, entry.port), PATIENCE_S) as plain,
+        anybody.wrap_socket(plain) as link,
+    ):
+        return link.getpeercert(binary_form=True) or b""
+
+
+def test_cluster_renewed_certificate_is_shown_without_a_restart() -> None:
+    async def main(cluster: LocalCluster) -> None:
+        async with pair(cluster) as (_alice, bob, pub, sub):
+            pid = cluster.pid("broker-2")
+            before = await asyncio.to_thread(shown_certificate, cluster, "broker-2")
+            await asyncio.to_thread(cluster.rotate_broker, "broker-2")
+            await asyncio.to_thread(cluster.wait_for_epoch)
+            entry = cluster.manifest.broker("broker-2")
+            assert entry is not None
+            shown = await asyncio.to_thread(shown_certificate, cluster, "broker-2")
+            assert shown == ssl.PEM_cert_to_DER_cert(entry.certificate) != before
+            assert cluster.pid("broker-2") == pid
+            # Clients trust nothing but the new certificate, and connect to all brokers.
+            await bob.wait_connected(PATIENCE_S)
+            await until(lambda: len(bob.connected) == len(cluster.brokers))
             await pub.publish(b"secret")
             assert (await anext(sub)).payload == b"secret"
 

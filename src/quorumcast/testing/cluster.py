@@ -118,7 +118,11 @@ class LocalCluster(Bed):
         """Write the next epoch with new keys for a broker."""
         identity = Identity.generate(NodeId(name))
         write_identity(next_identity(self.identity_path(name)), identity)
-        self.write_manifest(build.rotate(self.manifest, identity.name, identity))
+        entry = self.manifest.broker(name)
+        certificate = make_certificate(identity) if entry and entry.certificate else ""
+        self.write_manifest(
+            build.rotate(self.manifest, identity.name, identity, certificate=certificate)
+        )
 
     def wait_for_epoch(self, *names: str, timeout_s: float = TIMEOUT_S) -> None:
         """Wait until these brokers, or all that run, have adopted the manifest's epoch."""

@@ -58,7 +58,7 @@ from quorumcast.runtime.broker.misbehaviour import MisbehaviourLog
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.limits import TransportLimits
-from quorumcast.runtime.links.tls import server_context
+from quorumcast.runtime.links.tls import load_certificate, server_context
 from quorumcast.runtime.links.transport import Transport
 from quorumcast.runtime.logs import note, start_logging
 from quorumcast.runtime.loop import run
@@ -209,13 +209,13 @@ class BrokerNode:
         entry = self.manifest.broker(self.name)
         if entry is None:
             raise UsageError(f"{self.name!r} is not in the manifest")
-        settings = self.settings
+        settings, certificate = self.settings, entry.certificate
+        #: The TLS settings of the listening socket; an epoch may bring another certificate.
+        self._tls = server_context(self.identity, certificate) if certificate else None
         self._keep(self.manifest, self._kept)
         self.driver.restore()
         self.restored = self.machine.written()
-        certificate = entry.certificate
-        tls = server_context(self.identity, certificate) if certificate else None
-        await self.transport.listen(settings.bind or entry.host, entry.port, tls)
+        await self.transport.listen(settings.bind or entry.host, entry.port, self._tls)
         if settings.http_port is not None:
             await self.http.listen(settings.http_host, settings.http_port)
         for fault in settings.faults:
@@ -370,6 +370,7 @@ class BrokerNode:
         identity = self._identity_for(manifest)
         try:
             keyring = manifest.keyring(identity)
+            self._renew_certificate(manifest, identity)
             store = self._open_store(manifest) if self._store is None else None
             self._keep(
                 manifest,
@@ -398,6 +399,12 @@ class BrokerNode:
         path = kept_path(self.settings.data, self.name)
         if path is not None and any(channel.policy.total for channel in manifest.channels):
             save_epoch(path, kept)
+
+    def _renew_certificate(self, manifest: Manifest, identity: Identity) -> None:
+        """Show the certificate that an epoch lists to everybody who connects from now on."""
+        entry = manifest.broker(self.name)
+        if self._tls is not None and entry is not None and entry.certificate:
+            load_certificate(self._tls, identity, entry.certificate)
 
     def _identity_for(self, manifest: Manifest) -> Identity:
         """The identity of this broker in an epoch: another one if its keys were rotated."""

@@ -44,6 +44,14 @@ def make_certificate(identity: Identity) -> str:
 
 def server_context(identity: Identity, certificate: str) -> ssl.SSLContext:
     """The TLS settings of a node that listens."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    load_certificate(context, identity, certificate)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, identity: Identity, certificate: str) -> None:
+    """Show this certificate in all later handshakes of a node that listens."""
     from cryptography import x509
 
     pinned = x509.load_pem_x509_certificate(certificate.encode()).public_key()
@@ -53,8 +61,6 @@ def server_context(identity: Identity, certificate: str) -> ssl.SSLContext:
             f"the certificate listed for {identity.name} was made for another key: have a new one "
             "listed, made from this identity"
         )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
     key = identity.signing_key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -64,7 +70,6 @@ def server_context(identity: Identity, certificate: str) -> ssl.SSLContext:
     with tempfile.NamedTemporaryFile(suffix=".pem") as file:
         Path(file.name).write_bytes(key + certificate.encode())
         context.load_cert_chain(file.name)
-    return context
 
 
 def client_context(certificate: str) -> ssl.SSLContext:
