@@ -227,6 +227,40 @@ def test_killed_broker_is_started_again(cell: Path, capsys: pytest.CaptureFixtur
     assert eventually(lambda: brokers_up(capsys, cell)["broker-4"]["pid"] != before)
 
 
+def test_restart_stops_one_broker_and_waits_until_it_is_back(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {name: row["pid"] for name, row in brokers_up(capsys, cell).items()}
+    told = answer(capsys, "restart", "broker-2", "-m", cell)["restarted"]
+    after = {name: row["pid"] for name, row in brokers_up(capsys, cell).items()}
+    assert [(fact["broker"], fact["pid"]) for fact in told] == [("broker-2", after["broker-2"])]
+    assert [name for name in before if before[name] != after[name]] == ["broker-2"]
+
+
+def test_restart_of_all_brokers_takes_one_after_the_other(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {name: row["pid"] for name, row in brokers_up(capsys, cell).items()}
+    told = answer(capsys, "restart", "-m", cell)["restarted"]
+    assert [fact["broker"] for fact in told] == list(before)
+    assert not {fact["pid"] for fact in told} & set(before.values())
+
+
+def test_restart_that_would_stop_the_cell_is_refused(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["restart", "broker-9", "-m", str(cell)]) == 2
+    assert "there is no broker 'broker-9' in cell 'cell'" in capsys.readouterr().err
+    pids = {name: row["pid"] for name, row in brokers_up(capsys, cell).items()}
+    elsewhere = ["--url", "broker-1=http://127.0.0.1:1", "--timeout", "0.3"]
+    assert main(["restart", "broker-2", "-m", str(cell), *elsewhere]) == 2
+    said = capsys.readouterr().err
+    assert "broker-2 was not restarted: besides it only 2 of 4 brokers are up" in said
+    assert main(["restart", "broker-1", "-m", str(cell), *elsewhere]) == 2
+    assert "broker-1 does not answer; 'quorumcast up' restarts" in capsys.readouterr().err
+    assert {name: row["pid"] for name, row in brokers_up(capsys, cell).items()} == pids
+
+
 def test_new_client_of_a_running_cell_publishes_after_its_epoch(
     cell: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "init": Entry("cell.init:init", "Create a cell: identities and a signed manifest."),
         "up": Entry("cell.running:up", "Run the brokers of a cell on this machine."),
         "broker": Entry("cell.running:broker", "Run one broker."),
+        "restart": Entry("cell.restarting:restart", "Restart brokers of 'up', one at a time."),
         "status": Entry("cell.operations:status", "Show the brokers of a cell."),
         "doctor": Entry("cell.doctor:doctor", "Check a cell, and say what to do."),
     },

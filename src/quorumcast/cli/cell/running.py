@@ -93,7 +93,7 @@ def refuse_running(directory: Path, cell: str, brokers: Sequence[BrokerEntry]) -
     rows = ask_all({broker.id: default_status_url(broker) for broker in brokers})
     for name, row in rows.items():
         if row["up"] and (row["node"], row["cell"]) == (name, cell):
-            pid = _supervisor_of(row["pid"])
+            pid = supervisor_of(row["pid"])
             kill = f", or with 'kill {pid}'" if pid else ""
             raise UsageError(
                 f"cell {cell!r} seems to be running already ({name} answers); stop it with Ctrl-C "
@@ -101,7 +101,7 @@ def refuse_running(directory: Path, cell: str, brokers: Sequence[BrokerEntry]) -
             )
 
 
-def _supervisor_of(pid: int) -> int | None:
+def supervisor_of(pid: int) -> int | None:
     """The process id of the `quorumcast up` that started a broker, if /proc is available."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
