@@ -219,6 +219,13 @@ def test_publish_nothing_or_too_often(capsys: pytest.CaptureFixture[str], cell: 
         (["publish", "orders", "x", "--rate", "nan"], "--rate is 0 or more"),
         (["publish", "orders", "-", "--format", "xml"], "--format is 'xml': choose one of lines, "),
         (["publish", "orders", "x", "--format", "csv"], "--format is for --file and '-'; leave"),
+        (["subscribe", "orders", "--format", "xml"], "--format is 'xml': choose one of lines, bi"),
+        (["subscribe", "orders", "--format", "csv", "--json"], "--json and --format do not go tog"),
+        (
+            ["replay", "orders/**", "--format", "csv"],
+            "--format needs a single channel, because tho",
+        ),
+        (["subscribe", "orders", "--name", "n", "--format", "parquet"], "acknowledged before they"),
         (["publish", "orders", "--file", "none"], "none cannot be read (No such file or directo"),
         (["publish", "orders", "x", "--timeout", "-1"], "--timeout is -1: give a number of"),
         (["subscribe", "orders", "--timeout", "nan"], "--timeout is nan: give a number of"),

@@ -1,6 +1,7 @@
-"""Files into `publish`, with real brokers."""
+"""Files into `publish` and out of `subscribe` and `replay`, with real brokers."""
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from tests.cli.shell import QUORUMCAST, answer, running
+from tests.cli.shell import QUORUMCAST, answer, running, said
 from tests.runtime.world import PATIENCE_S
 
 from quorumcast.cli.main import main
@@ -24,7 +25,7 @@ SCHEMA = pa.schema([("name", pa.string()), ("price", pa.float64()), ("blob", pa.
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("cells") / "cell"
     with running(directory, ["photos:total"], "alice,bob") as made:
-        for name in ("bad", "trades"):
+        for name in ("bad", "trades", "again"):
             assert main(["channel", "create", f"{name}:total", *COLUMNS, "-m", str(made)]) == 0
         yield made
 
@@ -88,3 +89,59 @@ def test_binary_file_is_one_event(
     assert main([*publish, "--format", "binary"]) == 0
     (event,) = rows(capsys, cell, "photos")
     assert len(event["payload_base64"]) > 10_000
+
+
+def written(cell: Path, *arguments: object) -> bytes:
+    """What a command writes to standard output."""
+    done = subprocess.run(
+        [*QUORUMCAST, *map(str, arguments), "-m", str(cell), "-i", "bob"],
+        capture_output=True, timeout=PATIENCE_S, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.parametrize("format_", ["csv", "jsonl", "arrow", "parquet"])
+def test_tables_that_replay_writes_are_read_by_publish(
+    cell: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, format_: str
+) -> None:
+    table = [
+        {"name": f'{format_}, "1"\n', "price": 0.1, "blob": b"\0\n\xff"},
+        {"name": "", "price": None, "blob": b""},
+        {"name": None, "price": -1e300, "blob": None},
+    ]
+    who = ["-m", str(cell), "-i", "alice"]
+    parquet.write_table(pa.Table.from_pylist(table, SCHEMA), tmp_path / "in.parquet")
+    assert main(["publish", "again", "--file", str(tmp_path / "in.parquet"), *who]) == 0
+    first = rows(capsys, cell, "again")[-3:]
+    start = ["--from", first[0]["position"], "--count", 3, "--format", format_]
+    out = tmp_path / f"out.{format_}"
+    out.write_bytes(written(cell, "replay", "again", *start))
+    assert main(["publish", "again", "--file", str(out), *who]) == 0
+    again = rows(capsys, cell, "again")[-3:]
+    assert [one["row"] for one in again] == [one["row"] for one in first]
+    assert again[0]["position"] > first[-1]["position"]
+    copy = written(cell, "subscribe", "again", *start)  # the end of its table is the third event
+    assert copy == out.read_bytes()
+
+
+def test_subscribe_ends_a_parquet_file_at_an_interrupt(cell: Path, tmp_path: Path) -> None:
+    command = [*QUORUMCAST, "subscribe", "bad", "-m", str(cell), "-i", "bob", "--format", "parquet"]
+    with (
+        (tmp_path / "out").open("wb") as out,
+        subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True) as listener,
+    ):
+        said(listener, "subscribed to bad")
+        listener.send_signal(signal.SIGINT)
+        assert listener.wait(PATIENCE_S) == 130
+    assert parquet.read_table(tmp_path / "out").to_pylist() == []
+
+
+def test_binary_payloads_are_written_as_they_are(cell: Path, tmp_path: Path) -> None:
+    photo = b"\0\n" * 50_000
+    (tmp_path / "photo").write_bytes(photo)
+    publish = ["publish", "photos", "--file", str(tmp_path / "photo"), "--format", "binary"]
+    assert main([*publish, "-m", str(cell), "-i", "alice"]) == 0
+    assert written(cell, "replay", "photos", "--format", "binary").endswith(photo)
+    payloads = pa.ipc.open_stream(written(cell, "replay", "photos", "--format", "arrow"))
+    assert payloads.read_all().column("payload").to_pylist()[-1] == photo
+    assert json.loads(written(cell, "replay", "photos", "--format", "jsonl").splitlines()[-1])

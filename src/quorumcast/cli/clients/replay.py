@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorumcast.cli.clients.printing import Printer, gap_fields
-from quorumcast.cli.clients.subscribe import join, parse_start
+from quorumcast.cli.clients.printing import FORMAT_CHOICE, FORMAT_HELP, Printer, gap_fields
+from quorumcast.cli.clients.subscribe import begin_output, join, parse_start
 from quorumcast.cli.common import console
 from quorumcast.cli.options import ClientOptions, JsonOption
 from quorumcast.client.arguments import EARLIEST, Start
@@ -26,7 +26,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.manifest.patterns import is_pattern
 
 if TYPE_CHECKING:
-    from quorumcast.client.events import Batch, Event, Gap
+    from quorumcast.client.events import Batch, Gap
     from quorumcast.client.subscription import Subscription
 
 EXAMPLE = "replay trades -m cell -i bob --from 1000 --to 1999 --json"
@@ -59,6 +59,7 @@ def replay(
     idle: Annotated[
         float, typer.Option(help="Give up when nothing arrives for this many seconds.")
     ] = 30.0,
+    format_: Annotated[str, typer.Option("--format", metavar=FORMAT_CHOICE, help=FORMAT_HELP)] = "",
     json_: JsonOption = False,
 ) -> None:
     """Print the publications that brokers hold of a channel, and end.
@@ -79,7 +80,7 @@ def replay(
         raise UsageError(f"--to {last} lies before --from {first}; swap them")
     if latest is not None and isinstance(first, datetime) and latest < first:
         raise UsageError(f"--to {to} lies before --from {start}; swap them")
-    printer = Printer(json_, channels=is_pattern(channel))
+    printer = Printer(json_, format_, pattern=is_pattern(channel))
     reader = _Reader(last, latest, count, idle, json_, printer)
     run(reader.read(where, channel, first))
     reader.report(channel)
@@ -107,9 +108,9 @@ class _Reader:
         self._printer = printer
         self._events = 0
         self._publications = 0
-        #: The first and the last printed event.
-        self._first: Event | None = None
-        self._final: Event | None = None
+        #: The first and the last publication of which events were printed.
+        self._first: Batch | None = None
+        self._final: Batch | None = None
         self._gaps: list[Gap] = []
         self._undecodable = 0
         #: Printed publications that had expired.
@@ -138,7 +139,11 @@ class _Reader:
             options = SubscriptionOptions(channel, start=start, overflow="wait", expired=True)
             subscription = await join(where, node, options)
             self._check_last(subscription, channel)
-            await self._read_all(subscription)
+            begin_output(self._printer, node, channel)
+            try:
+                await self._read_all(subscription)
+            finally:
+                self._printer.close()
             self._undecodable = subscription.undecodable
 
     def _check_last(self, subscription: Subscription, channel: str) -> None:
@@ -169,21 +174,21 @@ class _Reader:
 
         if isinstance(item, Gap):
             self._gaps.append(item)
-        elif self._last is not None and (item.position or 0) > self._last:
+            self._printer.print(item)
+            return True
+        if self._last is not None and (item.position or 0) > self._last:
             return False
-        elif self._latest is not None and item.published_at > self._latest:
+        if self._latest is not None and item.published_at > self._latest:
             return True  # times are claims and need not grow, so an earlier one may follow
-        else:
-            self._publications += 1
-            self._expired += item.expired
-        for event in self._printer.events(item):
-            self._printer.print(event)
-            self._first = self._first or event
-            self._final = event
-            self._events += 1
-            if self._events == self._count:
-                return False
-        return self._last is None or isinstance(item, Gap) or (item.position or 0) < self._last
+        self._publications += 1
+        self._expired += item.expired
+        left = self._count - self._events if self._count else None
+        self._events += self._printer.print(item, left)
+        self._first = item if self._first is None else self._first
+        self._final = item
+        if self._count and self._events >= self._count:
+            return False
+        return self._last is None or (item.position or 0) < self._last
 
     def _print_progress(self, subscription: Subscription) -> None:
         now = time.monotonic()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorumcast.cli.clients.printing import Printer
+from quorumcast.cli.clients.input import PARQUET
+from quorumcast.cli.clients.printing import FORMAT_CHOICE, FORMAT_HELP, Printer
 from quorumcast.cli.common import console
 from quorumcast.cli.options import ClientOptions, JsonOption, ObserveOption
 from quorumcast.client.arguments import EARLIEST, LATEST, Start
@@ -22,7 +23,7 @@ from quorumcast.manifest.patterns import is_pattern
 from quorumcast.traces.drafts import directory_at
 
 if TYPE_CHECKING:
-    from quorumcast.client.events import Batch, Event, Gap
+    from quorumcast.client.events import Batch, Gap
     from quorumcast.client.named.subscription import NamedSubscription
     from quorumcast.client.node import Node
     from quorumcast.client.subscription import Subscription
@@ -87,6 +88,7 @@ def subscribe(
         Path | None, typer.Option(metavar="DIR", help="Save proofs that a broker lied here.")
     ] = None,
     observe: ObserveOption = None,
+    format_: Annotated[str, typer.Option("--format", metavar=FORMAT_CHOICE, help=FORMAT_HELP)] = "",
     json_: JsonOption = False,
 ) -> None:
     """Print accepted events, one per line, new ones or from a point in the past on.
@@ -97,6 +99,7 @@ def subscribe(
     levels: 'plant/*/temp', 'plant/**'; each line then begins with the channel and a tab. Channels
     that are created later join by themselves.
     Payloads are printed unchanged; with --json those that are not UTF-8 are "payload_base64".
+    Tables (--format csv, arrow or parquet) are complete when the command ends, also by Ctrl-C.
 
     With --name the cell keeps the state of the subscription: printed events are acknowledged, and
     the next run continues after them. --from applies to its first use only. Publications are
@@ -131,7 +134,12 @@ def subscribe(
         raise UsageError(f"the receipt {receipt} {wrong}; name a file in a directory that exists")
     if evidence is not None:
         directory_at(evidence)
-    printer = Printer(json_, channels=is_pattern(channel))
+    if name and format_ == PARQUET:
+        raise UsageError(
+            "--format parquet and --name do not go together, because events would be acknowledged "
+            "before they are written; use --format arrow"
+        )
+    printer = Printer(json_, format_, pattern=is_pattern(channel))
     idle_s = None if follow else idle or IDLE_S
     listener = _Listener(where, count, idle_s, receipt, evidence, observe, printer)
     if name:
@@ -167,13 +175,17 @@ class _Listener:
         async with await self._where.connect(observe=self._observe) as node:
             self._report_lies(node)
             subscription = await join(self._where, node, options)
+            begin_output(self._printer, node, options.channel)
             channel, matching = options.channel, subscription.channels
             none = "no channel matches yet; waiting until one is created"
             which = "" if channel in matching else f": {', '.join(matching) or none}"
             console(stderr=True).print(
                 f"subscribed to {channel}{which}", markup=False, soft_wrap=True
             )
-            last = await self._print_all(subscription)
+            try:
+                last = await self._print_all(subscription)
+            finally:
+                self._printer.close()
             _print_skipped(subscription)
             if self._receipt is not None:
                 await self._save_receipt(last, self._receipt)
@@ -186,10 +198,12 @@ class _Listener:
                 await asyncio.wait_for(named.open(), self._where.timeout)
             except TimeoutError:
                 raise self._where.too_few(channel, node) from None
-            console(stderr=True).print(f"subscribed to {channel} as {name}", markup=False)
             try:
+                begin_output(self._printer, node, channel)
+                console(stderr=True).print(f"subscribed to {channel} as {name}", markup=False)
                 await self._print_named(named)
             finally:
+                self._printer.close()
                 await named.close()
 
     async def _print_named(self, named: NamedSubscription) -> None:
@@ -201,16 +215,17 @@ class _Listener:
                     item = await named.next()
             except TimeoutError:
                 return
-            events = self._printer.events(item.batch if isinstance(item, Delivery) else item)
-            for event in events:
-                self._printer.print(event)
+            printed = self._printer.print(item.batch if isinstance(item, Delivery) else item)
             if isinstance(item, Delivery):
                 await item.ack()
             if self._left is not None:
-                self._left -= len(events)
+                self._left -= printed
 
-    async def _print_all(self, subscription: Subscription) -> Event | None:
-        last: Event | None = None
+    async def _print_all(self, subscription: Subscription) -> Batch | None:
+        """Print events until the end; return the last publication of which there were some."""
+        from quorumcast.client.events import Gap
+
+        last: Batch | None = None
         while True:
             try:
                 async with asyncio.timeout(self._idle_s):
@@ -218,17 +233,16 @@ class _Listener:
             except TimeoutError:
                 return last
             for item in items:
-                for event in self._printer.events(item):
-                    self._printer.print(event)
-                    last = event
-                    if self._left is not None:
-                        self._left -= 1
-                        if not self._left:
-                            return last
+                printed = self._printer.print(item, self._left)
+                last = last if isinstance(item, Gap) else item
+                if self._left is not None:
+                    self._left -= printed
+                    if not self._left:
+                        return last
             if not items:
                 return last
 
-    async def _save_receipt(self, last: Event | None, path: Path) -> None:
+    async def _save_receipt(self, last: Batch | None, path: Path) -> None:
         import msgspec
 
         if last is None:
@@ -298,6 +312,12 @@ def parse_start(text: str, *, option: str = "--from", words: tuple[str, ...] = (
     if time.utcoffset() is None:
         raise UsageError(f"{option} {text} has no time zone; write {text}Z for UTC")
     return time
+
+
+def begin_output(printer: Printer, node: Node, channel: str) -> None:
+    """Begin to print events of a channel."""
+    entry = node.manifest.channel(channel)
+    printer.open(dict(entry.schema) if entry is not None else {})
 
 
 async def join(where: ClientOptions, node: Node, options: SubscriptionOptions) -> Subscription:
