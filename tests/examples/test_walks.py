@@ -23,7 +23,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCKS = {
     str(page.relative_to(ROOT)): FENCE.findall(page.read_text(encoding="utf-8")) for page in PAGES
 }
-WALKS = ["README.md", "docs/client.md", "docs/operations.md"]
+WALKS = ["README.md", "docs/client.md", "docs/operations.md", "docs/pipeline.md"]
 
 
 def with_ports(block: str, base: int) -> str:
