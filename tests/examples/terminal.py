@@ -12,11 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.examples.java import java_options
+
 ROOT = Path(__file__).parents[2]
 #: What a clone has for those who paste the blocks of its pages.
 CLONED = ("Makefile", "pyproject.toml", "requirements.lock.txt", "examples", "tests")
 #: Upper bounds for what commands repeat: a page shows counts that say something, tests need few.
-AT_MOST = {"--seeds": 3, "--scenarios": 3, "--label": 2, "--seconds": 1, "--events": 100}
+AT_MOST = {"--seeds": 1, "--scenarios": 2, "--label": 2, "--seconds": 1, "--events": 100}
 
 #: `quorumcast` with ports that no other test uses, and with fewer repetitions.
 COMMAND = f"""#!{sys.executable}
@@ -144,4 +146,6 @@ class Terminal:
             "PYTHONPATH": str(ROOT / "src"),
             "BASE_PORT": str(self._base_port),
             "COLUMNS": "80",
+            "SPARK_MASTER": "local[1]",
+            "JAVA_TOOL_OPTIONS": java_options(),
         }

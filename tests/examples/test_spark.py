@@ -5,16 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.examples.java import java_options
 from tests.support.scheduling import ROOT
 
 from quorumcast import sync
-from quorumcast.pipeline.archive import archive_options
-from quorumcast.pipeline.java import prepare_java
-from quorumcast.pipeline.session import BRIEF_JAVA, LOCAL_JAVA
 from quorumcast.testing import LocalCluster
 
 EXAMPLES, SRC = ROOT / "examples", ROOT / "src"
@@ -28,16 +25,6 @@ pytestmark = [
     pytest.mark.timeout(TIMEOUT_S),
     pytest.mark.spark,
 ]
-
-
-@cache
-def java_options() -> str:
-    """For Java processes that live for a moment: few threads, and classes that are loaded already.
-
-    A session takes the archive of classes by itself; the processes around it do not.
-    """
-    archive = archive_options(prepare_java())
-    return f"{LOCAL_JAVA} {BRIEF_JAVA} {archive if 'SharedArchiveFile' in archive else ''}"
 
 
 def run(*arguments: str | Path, **environment: str) -> str:
