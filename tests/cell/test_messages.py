@@ -54,6 +54,8 @@ from quorumcast.ordering.messages import (
     LogPart,
     LogQuery,
     Offer,
+    Past,
+    PastQuery,
     Propose,
     Standing,
     StateHead,
@@ -108,6 +110,8 @@ EXAMPLES: list[Message] = [
     LogPart(LOG, 1, ((ITEM,), ())),
     StateHead(LOG, 64, (ONE,)),
     ChunkQuery(LOG, 64, 0),
+    PastQuery(LOG, STREAM.channel, 9),
+    Past(LOG, 8, bytes(32), 5, STREAM, 3, bytes(32), bytes(64)),
     Chunk(LOG, 64, 0),
     Taken(SIGNED),
 ]
@@ -197,6 +201,7 @@ TOO_MUCH = [
     (LogPart(LOG, 1, ()), {"batches": ((),) * (limits.MAX_BATCH + 1)}),
     (StateHead(LOG, 1, ()), {"chunks": (ONE,) * (limits.MAX_CHUNKS + 1)}),
     (ChunkQuery(LOG, 1, 0), {"index": -1}),
+    (PastQuery(LOG, STREAM.channel, 1), {"before": 0}),
     (Chunk(LOG, 1, 0), {"checkpoint": 0}),
 ]
 

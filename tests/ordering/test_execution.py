@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.cells import B2, ORDERS, STREAM, T0, Cell, digests, life_of, messages, sent
+from tests.support.network import Disk
 from tests.support.ordering import BOBS, TOTAL, begun, item, labelled, offer
 
 from quorumcast.broadcast.contract import Vouch
@@ -12,10 +13,12 @@ from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Effect, Forget, Persist, Record
 from quorumcast.core.quorum import Protection
 from quorumcast.ordering.consensus import Voted
-from quorumcast.ordering.execution import Decided, Execution, LogContext, Snapshot
-from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.context import LogContext
+from quorumcast.ordering.execution import Decided, Execution, Snapshot
+from quorumcast.ordering.log import Held, OrderedLog
 from quorumcast.ordering.messages import Batch
 from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.past import Placed
 from quorumcast.ordering.state import StateImage
 
 BYZANTINE = Protection.BYZANTINE
@@ -26,8 +29,9 @@ POSITIONS = total_order(ORDERS)
 class Bench:
     """An execution with the order of one channel."""
 
-    def __init__(self, *, durable: bool = False) -> None:
+    def __init__(self, disk: Disk | None = None) -> None:
         self.log = OrderedLog(POSITIONS, CELL.around(B2))
+        self.log.ledger.archive = disk
         around = LogContext(
             CELL.manifest.broker_ids,
             CELL.keyring(B2),
@@ -36,9 +40,10 @@ class Bench:
             may_publish=lambda stream: stream.channel == ORDERS,
             log_of=lambda channel: self.log if channel == ORDERS else None,
             life=life_of(B2),
+            archive=disk,
         )
         self.execution = Execution(
-            BYZANTINE, around, begun(Limits().retained_publications), signed=True, durable=durable
+            BYZANTINE, around, begun(), signed=True, durable=disk is not None
         )
 
     def hold(self, first: int, *contents: bytes, stream: Stream = STREAM) -> None:
@@ -51,7 +56,7 @@ class Bench:
         for first, body in runs:
             self.hold(first, body)
             batch += (item(first, body),)
-        return self.execution.apply(batch)
+        return self.execution.apply(batch, T0)
 
 
 def records(effects: list[Effect]) -> list[Record]:
@@ -64,7 +69,7 @@ def test_missing_is_what_is_neither_here_nor_ordered() -> None:
     batch = (item(1, b"a"), item(2, b"b"), item(1, b"x", stream=BOBS))
     assert bench.execution.missing(batch) == [item(2, b"b"), item(1, b"x", stream=BOBS)]
     assert bench.execution.missing((item(1, b"other"),)) == [item(1, b"other")]
-    bench.execution.apply((item(1, b"a"),))
+    bench.execution.apply((item(1, b"a"),), T0)
     assert bench.execution.missing((item(1, b"a"),)) == []
 
 
@@ -74,7 +79,7 @@ def test_apply_writes_positions_and_acknowledges_each_stream_once() -> None:
     bench.hold(3, b"c")
     bench.hold(1, b"x", stream=BOBS)
     effects = bench.execution.apply(
-        (item(1, b"a", b"b"), item(1, b"x", stream=BOBS), item(3, b"c"))
+        (item(1, b"a", b"b"), item(1, b"x", stream=BOBS), item(3, b"c")), T0
     )
     assert [e for e in effects if isinstance(e, Vouch)] == [
         Vouch(POSITIONS, 1, digests(*labelled(1, b"a", b"b"))),
@@ -88,7 +93,7 @@ def test_apply_writes_positions_and_acknowledges_each_stream_once() -> None:
 
 def test_apply_of_an_empty_batch_is_an_execution_too() -> None:
     bench = Bench()
-    assert bench.execution.apply(()) == []
+    assert bench.execution.apply((), T0) == []
     assert bench.execution.executed == 1
 
 
@@ -96,26 +101,27 @@ def test_find_gives_offers_that_wait_and_offers_that_were_ordered() -> None:
     bench = Bench()
     bench.hold(1, b"a")
     assert bench.execution.find(STREAM, 1) == offer(CELL, 1, b"a")
-    bench.execution.apply((item(1, b"a"),))
+    bench.execution.apply((item(1, b"a"),), T0)
     assert bench.execution.find(STREAM, 1) == offer(CELL, 1, b"a")
     assert bench.execution.find(STREAM, 2) is None
 
 
 def test_apply_with_a_disk_keeps_what_was_decided() -> None:
-    bench = Bench(durable=True)
+    bench = Bench(Disk())
     effects = bench.order((1, b"a"))
-    assert records(effects) == [Decided(BYZANTINE, 1, (item(1, b"a"),))]
+    assert [type(record) for record in records(effects)] == [Placed, Decided]
+    assert Decided(BYZANTINE, 1, (item(1, b"a"),)) in records(effects)
     assert records(Bench().order((1, b"a"))) == []
 
 
 def test_keep_with_a_disk_stores_the_offer() -> None:
     made, bodies = offer(CELL, 1, b"a")
-    assert records(Bench(durable=True).execution.keep(made, bodies)) == [Stored(made, bodies)]
+    assert records(Bench(Disk()).execution.keep(made, bodies)) == [Stored(made, bodies)]
     assert Bench().execution.keep(made, bodies) == []
 
 
 def test_forget_removes_votes_and_decisions_up_to_an_instance() -> None:
-    execution = Bench(durable=True).execution
+    execution = Bench(Disk()).execution
     assert execution.forget(4) == [
         Forget(Voted, "byzantine", 5),
         Forget(Decided, "byzantine", 5),
@@ -125,7 +131,7 @@ def test_forget_removes_votes_and_decisions_up_to_an_instance() -> None:
 
 
 def test_checkpoint_is_the_state_right_now() -> None:
-    bench = Bench(durable=True)
+    bench = Bench(Disk())
     bench.order((1, b"a"))
     image = bench.execution.state.image()
     made, effects = bench.execution.checkpoint()
@@ -145,7 +151,7 @@ def test_jump_goes_on_after_a_state_and_acknowledges_what_it_brings() -> None:
     assert [send.message for send in sent(effects)] == [Ack(STREAM, 2, 1026, 2)]
     assert (late.execution.executed, late.log.upto) == (7, 2)
     assert [held.offer.first for held in late.execution.offers.waiting()] == [3]
-    assert late.execution.apply((item(3, b"c"),))[0] == Vouch(
+    assert late.execution.apply((item(3, b"c"),), T0)[0] == Vouch(
         POSITIONS, 3, digests(*labelled(3, b"c"))
     )
 
@@ -156,17 +162,17 @@ def test_jump_to_what_is_no_state_is_none() -> None:
     assert bench.execution.executed == 0
 
 
-def test_restored_snapshot_and_offers_are_the_state_and_the_contents_again() -> None:
-    before = Bench(durable=True)
+def test_restored_snapshot_goes_on_with_what_the_disk_holds() -> None:
+    disk = Disk()
+    before = Bench(disk)
     stored = [Stored(*offer(CELL, n, b)) for n, b in ((1, b"a"), (2, b"b"), (3, b"c"))]
-    before.order((1, b"a"), (2, b"b"))
+    for record in (*stored, *records(before.order((1, b"a"), (2, b"b")))):
+        disk.keep(record)
     (snapshot,) = records(before.execution.checkpoint()[1])
     assert isinstance(snapshot, Snapshot)
 
-    after = Bench(durable=True)
-    for record in stored:
-        after.execution.restore_offer(record)
-    assert after.execution.restore_snapshot(snapshot)
+    after = Bench(disk)
+    assert after.execution.restore(snapshot) == []
     after.execution.requeue(T0)
     assert after.execution.state.image() == before.execution.state.image()
     assert (after.log.ledger.base, after.log.ledger.next) == (1, 3)
@@ -176,25 +182,14 @@ def test_restored_snapshot_and_offers_are_the_state_and_the_contents_again() -> 
 
 
 def test_restored_snapshot_whose_contents_the_disk_lost_is_filled_in_by_others() -> None:
-    before = Bench(durable=True)
+    before = Bench(Disk())
     before.order((1, b"a"), (2, b"b"))
     (snapshot,) = records(before.execution.checkpoint()[1])
     assert isinstance(snapshot, Snapshot)
-    after = Bench(durable=True)
-    after.execution.restore_offer(Stored(*offer(CELL, 2, b"b")))
-    after.execution.restore_snapshot(snapshot)
-    assert (after.log.ledger.base, bool(after.execution.backfill)) == (2, True)
-    assert after.execution.lacked(*offer(CELL, 1, b"a"))
-    assert (after.log.ledger.base, bool(after.execution.backfill)) == (1, False)
-    assert not after.execution.lacked(*offer(CELL, 1, b"a"))
+    after = Bench(Disk())
+    assert records(after.execution.restore(snapshot) or []) == [Held(ORDERS, 3, filling=True)]
+    assert (after.log.ledger.base, bool(after.execution.backfill)) == (3, True)
 
 
-def test_lacked_offer_must_be_what_the_state_vouches_for() -> None:
-    far = Bench()
-    far.order((1, b"a"))
-    late = Bench()
-    late.execution.jump(1, far.execution.state.image())
-    made, _ = offer(CELL, 1, b"a")
-    assert not late.execution.lacked(*offer(CELL, 1, b"other"))
-    assert not late.execution.lacked(made, (b"x",))
-    assert late.execution.lacked(*offer(CELL, 1, b"a"))
+def test_snapshot_that_is_none_is_not_restored() -> None:
+    assert Bench(Disk()).execution.restore(Snapshot(BYZANTINE, 1, b"nonsense")) is None

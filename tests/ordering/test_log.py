@@ -1,50 +1,125 @@
-"""The total order of one channel at one broker: positions, votes, and filling in what it missed."""
+"""The total order of one channel at one broker: positions, votes, retention, memory and disk."""
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
 from tests.support.cells import ALICE, B2, BOB, ORDERS, STREAM, T0, Cell, digests, limited, reasons
-from tests.support.ordering import BOBS, begun, item, labelled, offer
+from tests.support.network import Disk
+from tests.support.ordering import begun, item, labelled, offer
 
 from quorumcast.broadcast.contract import Vouch
-from quorumcast.broadcast.messages import Contents, Cursor, Open, Pull
-from quorumcast.core.ids import Stream, total_order
-from quorumcast.core.machine import DropReason, Effect, Forget, Receive, Send, TimerFired
+from quorumcast.broadcast.messages import Contents, Open, Pull
+from quorumcast.core.ids import DIGEST_SIZE, Millis, total_order
+from quorumcast.core.machine import (
+    Bodies,
+    DropReason,
+    Effect,
+    Forget,
+    Persist,
+    Receive,
+    Send,
+    TimerFired,
+)
 from quorumcast.core.quorum import Protection
-from quorumcast.ordering.log import MAX_ATTEMPTS, WANTED, Backfill, OrderedLog
+from quorumcast.ordering.log import Held, Island, OrderedLog
+from quorumcast.ordering.messages import Past
 from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.past import Placed
 from quorumcast.ordering.sequencer import Tick
-from quorumcast.ordering.state import Extent, State
+from quorumcast.ordering.state import Head, State
 
 POSITIONS = total_order(ORDERS)
-CELL = Cell(limited("total", retained_publications=4, window=4))
+SMALL = limited("total", retained_publications=4, window=4)
+CELL = Cell(SMALL)
+#: Nothing but the newest run stays in memory.
+COLD = Cell(limited("total", retained_publications=100, window=4, cached_bytes=1))
 
 
-def ordered_log() -> OrderedLog:
-    return OrderedLog(POSITIONS, CELL.around(B2))
+class Orders:
+    """A log, the state that gives it positions, and perhaps a disk."""
+
+    def __init__(self, cell: Cell = CELL, disk: Disk | None = None) -> None:
+        self.state: State = begun()
+        self.disk = disk
+        self.log = OrderedLog(POSITIONS, cell.around(B2))
+        self.log.ledger.archive = disk
+
+    @property
+    def head(self) -> Head:
+        return self.state.head(ORDERS)
+
+    def append(self, first: int, *contents: bytes, now: Millis = T0) -> list[Effect]:
+        """Order the next run of alice, and wait for the disk."""
+        (extent,) = self.state.apply((item(first, *contents),))
+        made, bodies = offer(CELL, first, *contents)
+        if self.disk is not None:
+            self.disk.keep(Stored(made, bodies))
+        return self.write(self.log.append(extent, made, bodies, now))
+
+    def write(self, effects: list[Effect]) -> list[Effect]:
+        """Let the disk do what the log asks for."""
+        disk = self.disk or Disk()
+        records = [effect.record for effect in effects if isinstance(effect, Persist)]
+        for effect in effects:
+            if isinstance(effect, Persist):
+                disk.keep(effect.record)
+            if isinstance(effect, Forget):
+                disk.forget(effect)
+        more = [self.log.persisted(record) for record in records if isinstance(record, Placed)]
+        return effects + [effect for found in more for effect in self.write(found)]
+
+    def again(self) -> Orders:
+        """The log after a restart."""
+        later = Orders(COLD, self.disk)
+        later.state = self.state
+        later.write(later.log.restore(self.head.next, self.head.chain))
+        return later
+
+    def past(self, position: int) -> tuple[Past, tuple[bytes, ...]]:
+        """The run before a position, as another broker would send it."""
+        placed = self.log.run_before(position)
+        assert placed is not None
+        found = self.log.find(placed.stream, placed.first)
+        assert found is not None
+        made, bodies = found
+        return (
+            Past(
+                Protection.BYZANTINE,
+                placed.position,
+                placed.chain,
+                placed.stamp,
+                made.stream,
+                made.first,
+                made.digests,
+                made.signature,
+            ),
+            bodies,
+        )
 
 
-def append(log: OrderedLog, state: State, first: int, *contents: bytes) -> list[Effect]:
-    """Order the next run of alice."""
-    (extent,) = state.apply((item(first, *contents),))
-    return log.append(extent, *offer(CELL, first, *contents))
-
-
-def state() -> State:
-    return begun(4)
+def contents(log: OrderedLog, first: int = 1) -> list[bytes]:
+    """Everything that can be read, without labels."""
+    found: list[bytes] = []
+    while (held := log.ledger.read(first, 100, 1 << 20)) is not None:
+        assert held.digests == digests(*held.bodies)
+        found += [body[2 + int.from_bytes(body[:2], "big") :] for body in held.bodies]
+        first = held.first + len(held.bodies)
+    return found
 
 
 def test_log_vouches_for_positions_as_a_stream_of_the_cell() -> None:
-    log, made = ordered_log(), state()
-    assert append(log, made, 1, b"a", b"b") == [
-        Vouch(POSITIONS, 1, digests(*labelled(1, b"a", b"b")))
-    ]
-    assert append(log, made, 3, b"c") == [Vouch(POSITIONS, 3, digests(*labelled(3, b"c")))]
+    orders = Orders()
+    assert orders.append(1, b"a", b"b") == [Vouch(POSITIONS, 1, digests(*labelled(1, b"a", b"b")))]
+    assert orders.append(3, b"c") == [Vouch(POSITIONS, 3, digests(*labelled(3, b"c")))]
+    log = orders.log
     assert (log.upto, log.settled, log.final, log.final_from) == (3, 3, 3, 1)
 
 
 def test_log_answers_pulls_and_nothing_else() -> None:
-    log, made = ordered_log(), state()
-    append(log, made, 1, b"a", b"b")
+    orders = Orders()
+    orders.append(1, b"a", b"b")
+    log = orders.log
     (body,) = labelled(2, b"b")
     assert log.handle(Receive(BOB, Pull(POSITIONS, 2, 5)), T0) == [
         Send((BOB,), Contents(POSITIONS, 2, digests(body)), (body,))
@@ -54,109 +129,206 @@ def test_log_answers_pulls_and_nothing_else() -> None:
     assert log.handle(TimerFired(Tick(Protection.BYZANTINE)), T0) == []
 
 
-def test_log_lets_go_of_offers_once_none_of_their_positions_is_retained() -> None:
-    log, made = ordered_log(), state()
-    append(log, made, 1, b"a", b"b")
-    append(log, made, 3, b"c", b"d")
-    assert log.find(STREAM, 1) is not None
-    effects = append(log, made, 5, b"e")
-    assert log.find(STREAM, 1) is not None  # position 2 is still there
-    effects += append(log, made, 6, b"f")
+# ------------------------------------------------------------------- retention
+
+
+def test_retention_drops_a_run_once_the_rest_is_enough() -> None:
+    orders = Orders()
+    orders.append(1, b"a", b"b")
+    orders.append(3, b"c", b"d")
+    assert orders.append(5, b"e")[1:] == []
+    effects = orders.append(6, b"f")
     assert Forget(Stored, str(STREAM), 2) in effects
-    assert log.find(STREAM, 1) is None
-    assert log.sizes() == {"ledger": 4, "extents": 3}
+    assert Forget(Placed, ORDERS, 3) in effects
+    assert orders.log.find(STREAM, 1) is None
+    assert (orders.log.ledger.base, contents(orders.log)) == (3, [b"c", b"d", b"e", b"f"])
 
 
-def test_log_skips_what_was_ordered_without_it() -> None:
-    log, made = ordered_log(), state()
-    append(log, made, 1, b"a")
-    log.skip_to(9)
-    assert (log.upto, log.final_from, log.find(STREAM, 1)) == (8, 9, None)
-    log.skip_to(3)
-    assert log.upto == 8
+@pytest.mark.parametrize("disk", [None, Disk()])
+def test_retention_by_bytes_keeps_at_least_so_many(disk: Disk | None) -> None:
+    size = len(labelled(1, b"x" * 100)[0])
+    cell = Cell(limited("total", retained_bytes=2 * size, window=4, cached_bytes=1))
+    orders = Orders(cell, disk)
+    for number in range(1, 6):
+        orders.append(number, b"x" * 100)
+    assert orders.log.ledger.base == 4
 
 
-# ---------------------------------------------------------------- filling in
+@pytest.mark.parametrize("disk", [None, Disk()])
+def test_retention_by_age_waits_for_the_stable_checkpoint(disk: Disk | None) -> None:
+    cell = Cell(limited("total", retained_ms=1000, window=4, cached_bytes=1))
+    orders = Orders(cell, disk)
+    for number in range(1, 4):
+        orders.append(number, b"x", now=Millis(100 * number))
+    assert orders.log.trim(Millis(5000)) == []
+    orders.log.spare = 3
+    orders.write(orders.log.trim(Millis(1250)))
+    assert orders.log.ledger.base == 3
+    assert orders.log.trim(Millis(5000)) == []
 
 
-def behind(*runs: tuple[bytes, ...]) -> tuple[OrderedLog, Backfill, list[Extent]]:
-    """A log that jumped over everything that alice had ordered, and what it lacks."""
-    made, log, backfill = state(), ordered_log(), Backfill()
+def test_retention_that_is_lowered_applies_to_what_is_there() -> None:
+    cell = Cell(limited("total", retained_publications=100, window=4, cached_bytes=1))
+    context = cell.around(B2)
+    orders = Orders(cell, Disk())
+    orders.log = OrderedLog(POSITIONS, context)
+    orders.log.ledger.archive = orders.disk
+    for number in range(1, 10):
+        orders.append(number, b"x")
+    policy = limited("total", retained_publications=4, window=4)
+    manifest = cell.manifest
+    (entry,) = manifest.channels
+    entry = replace(entry, policy=policy)
+    context.view.adopt(replace(manifest, channels=(entry,), epoch=2), context.view.keyring)
+    orders.write(orders.log.trim(T0))
+    assert orders.log.ledger.base == 6
+    assert orders.disk is not None
+    assert {place for kind, _, place in orders.disk.records if kind is Placed} == {6, 7, 8, 9}
+
+
+# ------------------------------------------------------------- memory and disk
+
+
+def cold(*runs: tuple[bytes, ...]) -> Orders:
+    """Runs of which memory holds the last alone."""
+    orders = Orders(COLD, Disk())
     first = 1
-    for contents in runs:
-        made.apply((item(first, *contents),))
-        first += len(contents)
-    log.skip_to(made.head(ORDERS).next)
-    backfill.want(log, made.extents[ORDERS])
-    return log, backfill, list(made.extents[ORDERS])
+    for run in runs:
+        orders.append(first, *run)
+        first += len(run)
+    return orders
 
 
-def cursor(first: int, stream: Stream = STREAM) -> Cursor:
-    return Cursor(stream, first)
+def test_memory_holds_the_newest_and_the_disk_the_rest() -> None:
+    orders = cold((b"a",), (b"b", b"c"), (b"d",), (b"e",))
+    ledger = orders.log.ledger
+    assert (ledger.base, ledger.warm, ledger.next) == (1, 5, 6)
+    assert contents(orders.log) == [b"a", b"b", b"c", b"d", b"e"]
+    assert contents(orders.log, 3) == [b"c", b"d", b"e"]
+    assert orders.log.find(STREAM, 2) == offer(CELL, 2, b"b", b"c")
+    everything = digests(*labelled(1, b"a", b"b", b"c", b"d", b"e"))
+    assert ledger.digests(1, 5) == everything
+    assert ledger.digests(3, 2) == everything[2 * DIGEST_SIZE : 4 * DIGEST_SIZE]
+    assert ledger.digests(3, 4) is None
+    assert ledger.digest(3) == everything[2 * DIGEST_SIZE : 3 * DIGEST_SIZE]
 
 
-def test_backfill_asks_for_what_is_lacking_newest_first() -> None:
-    _, backfill, _ = behind((b"a",), (b"b", b"c"), (b"d",))
-    assert backfill.wanted() == [cursor(4), cursor(2), cursor(1)]
+def test_reading_from_disk_keeps_to_its_limits_and_reads_one_at_least() -> None:
+    orders = cold((b"a" * 50, b"b" * 50), (b"c" * 50,), (b"d",))
+    size = len(labelled(1, b"a" * 50)[0])
+    read = orders.log.ledger.read
+    limits = ((9, 1), (9, 2 * size), (9, 3 * size), (2, 9999), (1, 9999))
+    lengths = [len(held.bodies) for limit in limits if (held := read(1, *limit)) is not None]
+    assert lengths == [1, 2, 3, 2, 1]
 
 
-def test_backfill_writes_backwards_without_a_hole() -> None:
-    log, backfill, _ = behind((b"a",), (b"b", b"c"), (b"d",))
-    assert backfill.take(*offer(CELL, 1, b"a"))
-    assert log.ledger.base == 5  # its turn has not come
-    assert backfill.take(*offer(CELL, 4, b"d"))
-    assert log.ledger.base == 4
-    assert backfill.take(*offer(CELL, 2, b"b", b"c"))
-    assert (log.ledger.base, log.ledger.next) == (1, 5)
-    assert not backfill
-    assert log.find(STREAM, 2) is not None
-    held = log.ledger.read(1, 9, 1 << 20)
+def test_votes_need_no_contents() -> None:
+    orders = cold((b"a",), (b"b",), (b"c",))
+    assert orders.disk is not None
+    orders.disk.forget(Forget(Stored, str(STREAM), 9))
+    held = orders.log.ledger.read_digests(1, 9, 9)
     assert held is not None
-    assert held.bodies == labelled(1, b"a", b"b", b"c", b"d")
+    assert held.digests == digests(*labelled(1, b"a", b"b"))
+    assert orders.log.ledger.read(1, 9, 9) is None  # the disk has lost them
 
 
-def test_backfill_takes_only_what_the_state_vouches_for() -> None:
-    log, backfill, _ = behind((b"a",))
-    assert not backfill.take(*offer(CELL, 1, b"x"))
-    assert not backfill.take(*offer(CELL, 1, b"a", stream=BOBS))
-    assert not backfill.take(*offer(CELL, 2, b"b"))
-    assert log.ledger.base == 2
-    assert backfill.take(*offer(CELL, 1, b"a"))
-    assert not backfill.take(*offer(CELL, 1, b"a"))
+def test_another_offer_under_the_same_name_is_not_what_was_ordered() -> None:
+    orders = cold((b"a",), (b"b",), (b"c",))
+    assert orders.disk is not None
+    orders.disk.keep(Stored(*offer(CELL, 2, b"other")))
+    assert contents(orders.log) == [b"a"]
 
 
-def test_backfill_keeps_only_what_is_retained() -> None:
-    """Positions 1 to 6 with a retention of four: the state names the last four."""
-    log, backfill, extents = behind(*[(b"%d" % n,) for n in range(1, 7)])
-    assert [extent.position for extent in extents] == [3, 4, 5, 6]
-    for first in (6, 5, 4, 3):
-        assert backfill.take(*offer(CELL, first, b"%d" % first))
-    assert (log.ledger.base, bool(backfill)) == (3, False)
+def test_restart_holds_what_the_disk_holds() -> None:
+    later = cold((b"a",), (b"b", b"c"), (b"d",)).again()
+    ledger = later.log.ledger
+    assert (ledger.base, ledger.warm, ledger.next) == (1, 5, 5)
+    assert not later.log.filling
+    later.append(5, b"e")
+    assert contents(later.log) == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_backfill_that_nobody_can_help_with_is_given_up() -> None:
-    _, backfill, _ = behind((b"a",))
-    asked = [backfill.wanted() for _ in range(MAX_ATTEMPTS + 2)]
-    assert asked.count([cursor(1)]) == MAX_ATTEMPTS
-    assert not backfill
+# --------------------------------------------------------------- filling in
 
 
-def test_backfill_from_the_disk_takes_what_is_there_at_once() -> None:
-    log, backfill, _ = behind((b"a",), (b"b",), (b"c",))
-    known = {2: offer(CELL, 2, b"other"), 3: offer(CELL, 3, b"c")}
-    backfill.fill_from(lambda stream, first: known.get(first))
-    assert log.ledger.base == 3  # what the disk has under 2 is not what was ordered
-    assert backfill.wanted() == [cursor(2), cursor(1)]
+def filled(log: OrderedLog, past: Past, bodies: Bodies) -> list[Effect]:
+    """What a log does with the run that it lacks."""
+    effects = log.prepend(past, bodies, T0)
+    assert effects is not None
+    return effects
 
 
-def test_backfill_asks_for_a_bounded_number_at_a_time() -> None:
-    wide = Cell(limited("total", retained_publications=1000))
-    made = begun(1000)
-    for number in range(1, 101):
-        made.apply((item(number, b"x"),))
-    log = OrderedLog(POSITIONS, wide.around(B2))
-    log.skip_to(101)
-    backfill = Backfill()
-    backfill.want(log, made.extents[ORDERS])
-    assert len(backfill.wanted()) == WANTED
-    assert not backfill.take(*offer(CELL, 1, b"x"))  # too early to be kept
+def test_log_without_a_disk_fills_in_what_was_ordered_without_it() -> None:
+    others, late = cold((b"a",), (b"b", b"c"), (b"d",)), Orders()
+    late.log.skip_to(5, others.head.chain)
+    assert late.log.filling
+    assert late.log.prepend(*others.past(5), T0) == []
+    assert late.log.prepend(*others.past(4), T0) == []
+    assert (late.log.ledger.base, late.log.has_room) == (2, True)
+    assert contents(late.log) == [b"b", b"c", b"d"]
+    assert late.log.prepend(*others.past(2), T0) == []
+    assert (late.log.ledger.base, late.log.has_room) == (1, False)
+
+
+def test_filled_in_run_must_be_the_one_that_the_chain_stands_for() -> None:
+    others, late = cold((b"a",), (b"b",), (b"c",)), Orders(COLD, Disk())
+    late.log.skip_to(4, others.head.chain)
+    past, bodies = others.past(4)
+    lie, lies = cold((b"a",), (b"b",), (b"x",)).past(4)
+    assert late.log.prepend(lie, lies, T0) is None
+    assert late.log.prepend(replace(past, chain=bytes(32)), bodies, T0) is None
+    assert not late.log.is_next(others.past(3)[0])
+    assert late.log.is_next(past)
+    late.write(filled(late.log, past, bodies))
+    assert contents(late.log, 3) == [b"c"]
+
+
+def test_what_is_filled_in_is_held_once_the_disk_has_it() -> None:
+    others, late = cold((b"a",), (b"b",), (b"c",)), Orders(COLD, Disk())
+    late.write(late.log.skip_to(4, others.head.chain))
+    first = filled(late.log, *others.past(4))
+    second = filled(late.log, *others.past(3))
+    assert (late.log.ledger.base, late.log.lowest[0], late.log.arriving) == (4, 2, True)
+    late.write(first)
+    assert late.log.ledger.base == 3
+    late.write(second)
+    assert (late.log.ledger.base, late.log.arriving) == (2, False)
+    assert contents(late.log, 2) == [b"b", b"c"]
+    late.state = others.state
+    assert late.again().log.filling  # a restart goes on with it
+
+
+def test_what_was_held_before_a_state_transfer_is_joined_again() -> None:
+    early = ((b"a",), (b"b",), (b"c",))
+    others, late = cold(*early, (b"d",), (b"e",)), cold(*early)
+    late.write(late.log.skip_to(6, others.head.chain))
+    assert (late.log.ledger.base, late.log.sizes()["islands"]) == (6, 1)
+    late.state = others.state
+    late = late.again()
+    late.write(filled(late.log, *others.past(6)))
+    assert late.log.ledger.base == 5
+    late.write(filled(late.log, *others.past(5)))
+    assert (late.log.ledger.base, late.log.sizes()["islands"]) == (1, 0)
+    assert contents(late.log) == [b"a", b"b", b"c", b"d", b"e"]
+    assert contents(late.again().log) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_what_was_held_before_is_dropped_if_it_is_not_what_was_ordered() -> None:
+    others, late = cold((b"a",), (b"b",), (b"c",)), cold((b"x",))
+    late.write(late.log.skip_to(4, others.head.chain))
+    for before in (4, 3):
+        late.write(filled(late.log, *others.past(before)))
+    assert (late.log.ledger.base, late.log.sizes()["islands"]) == (2, 0)
+    assert contents(late.log, 2) == [b"b", b"c"]
+
+
+def test_what_was_held_before_goes_if_there_is_no_room_for_what_lies_between() -> None:
+    late = cold((b"a",), (b"b",))
+    assert late.disk is not None
+    late.write(late.log.skip_to(9, bytes(32)))
+    assert late.disk.get(Held, ORDERS, 0) == Held(ORDERS, 9, True, (Island(1, 3, late.head.chain),))
+    late.write(late.log.stop_filling())
+    late.write(late.log.trim(T0))
+    late.write(late.log.trim(T0))
+    assert not late.disk.owners(Placed)
+    assert not late.disk.owners(Stored)

@@ -32,7 +32,7 @@ RESUMED = epoch(3)
 
 
 def state() -> State:
-    return begun(100)
+    return begun()
 
 
 def chain(*contents: bytes, stream: Stream = RESUMED) -> bytes:

@@ -16,6 +16,7 @@ from quorumcast.ordering.state import (
     STREAMS_KEPT,
     Head,
     State,
+    chained,
     cut,
     digest_of,
     extent_root,
@@ -25,14 +26,14 @@ from quorumcast.ordering.state import (
 TRADES = Stream(Channel("trades"), ALICE, 1)
 
 
-def state(retained: int = 100) -> State:
-    return begun(retained)
+def state() -> State:
+    return begun()
 
 
-def places(state: State, *batch: object) -> list[tuple[Stream, int, int, int]]:
-    """Stream, first, count and position of everything that a batch placed."""
+def places(state: State, *batch: object) -> list[tuple[Stream, int, int]]:
+    """Stream, first and position of everything that a batch placed."""
     return [
-        (e.stream, e.first, e.count, e.position)
+        (e.stream, e.first, e.position)
         for e in state.apply(batch)  # type: ignore[arg-type]
     ]
 
@@ -40,8 +41,8 @@ def places(state: State, *batch: object) -> list[tuple[Stream, int, int, int]]:
 def test_apply_gives_positions_in_the_order_of_the_batch() -> None:
     made = state()
     assert places(made, item(1, b"a", b"b"), item(1, b"x", stream=BOBS)) == [
-        (STREAM, 1, 2, 1),
-        (BOBS, 1, 1, 3),
+        (STREAM, 1, 1),
+        (BOBS, 1, 3),
     ]
     assert (made.head(ORDERS).next, made.served) == (4, {STREAM: 2, BOBS: 1})
 
@@ -75,8 +76,8 @@ def test_apply_of_a_run_with_a_gap_before_it_waits() -> None:
     made = state()
     assert places(made, item(2, b"b")) == []
     assert places(made, item(1, b"a"), item(2, b"b")) == [
-        (STREAM, 1, 1, 1),
-        (STREAM, 2, 1, 2),
+        (STREAM, 1, 1),
+        (STREAM, 2, 2),
     ]
 
 
@@ -114,14 +115,23 @@ def test_incarnations_of_others_are_not_touched() -> None:
     assert {BOBS, TRADES} <= made.served.keys()
 
 
-def test_extents_say_where_the_retained_positions_came_from() -> None:
-    made = state(retained=3)
-    for number in range(1, 6):
+def test_extents_name_the_chain_of_everything_before_them() -> None:
+    made, chain = state(), b""
+    for number in range(1, 4):
+        run = item(number, b"%d" % number)
+        (extent,) = made.apply((run,))
+        assert (extent.position, extent.chain) == (number, chain)
+        chain = chained(chain, extent_root(run.digests))
+    assert made.head(ORDERS) == Head(4, chain)
+
+
+def test_image_does_not_grow_with_what_was_ordered() -> None:
+    made = state()
+    made.apply((item(1, b"1"),))
+    size = len(made.image())
+    for number in range(2, 100):
         made.apply((item(number, b"%d" % number),))
-    extents = list(made.extents[ORDERS])
-    assert [e.position for e in extents] == [3, 4, 5]
-    assert [e.next for e in extents] == [4, 5, 6]
-    assert extents[0].root == extent_root(item(3, b"3").digests)
+    assert len(made.image()) == size
 
 
 # ------------------------------------------------------------------- images
@@ -141,7 +151,7 @@ def batches(draw: st.DrawFn) -> list[Batch]:
 
 @given(batches())
 def test_image_adopted_is_the_same_state_and_goes_on_alike(found: list[Batch]) -> None:
-    one, other = state(5), state(5)
+    one, other = state(), state()
     for batch in found[:6]:
         one.apply(batch)
     assert other.load(one.image())
@@ -154,16 +164,20 @@ def test_image_adopted_is_the_same_state_and_goes_on_alike(found: list[Batch]) -
 @given(batches())
 def test_positions_have_no_gap_and_no_publication_twice(found: list[Batch]) -> None:
     made = state()
-    following: dict[str, int] = {}
     seen: set[tuple[Stream, int]] = set()
     for batch in found:
-        for extent in made.apply(batch):
-            assert extent.position == following.get(extent.stream.channel, 1)
-            following[extent.stream.channel] = extent.next
-            numbers = range(extent.first, extent.first + extent.count)
-            fresh = {(extent.stream, number) for number in numbers}
-            assert not fresh & seen
-            seen |= fresh
+        before = dict(made.heads)
+        placed = made.apply(batch)
+        for channel in (ORDERS, TRADES.channel):
+            mine = [extent for extent in placed if extent.stream.channel == channel]
+            bounds = [extent.position for extent in mine] + [made.head(channel).next]
+            assert bounds[0] == before.get(channel, Head()).next
+            for extent, stop in zip(mine, bounds[1:], strict=True):
+                numbers = range(extent.first, extent.first + stop - extent.position)
+                fresh = {(extent.stream, number) for number in numbers}
+                assert fresh
+                assert not fresh & seen
+                seen |= fresh
 
 
 def test_image_depends_on_contents_and_not_on_the_way_there() -> None:

@@ -65,6 +65,8 @@ class CellNetwork(Network):
         """A node starts, with what its disk holds, and is linked to all whom it may talk to."""
         self._kept.setdefault(node, KeptEpoch(self.file))
         self.machines[node] = machine
+        if isinstance(machine, Broker):
+            machine.read_from(self.disks[node])
         self.restore(node)
         self.greet_all(node)
 

@@ -21,6 +21,7 @@ from quorumcast.core.machine import (
     Machine,
     Persist,
     Persisted,
+    R,
     Receive,
     Record,
     Restored,
@@ -57,6 +58,26 @@ class Disk:
         ]
         for address in gone:
             del self.records[address]
+
+    # ------------------------------------------------ reading archived records
+
+    def get(self, kind: type[R], owner: str, place: int) -> R | None:
+        found = self.records.get((kind, owner, place))
+        return found if isinstance(found, kind) else None
+
+    def last(self, kind: type[R], owner: str, below: int) -> R | None:
+        places = [place for place in self._places(kind, owner) if place < below]
+        return self.get(kind, owner, max(places)) if places else None
+
+    def first(self, kind: type[R], owner: str, since: int) -> R | None:
+        places = [place for place in self._places(kind, owner) if place >= since]
+        return self.get(kind, owner, min(places)) if places else None
+
+    def owners(self, kind: type[Record]) -> list[str]:
+        return list(dict.fromkeys(owner for known, owner, _ in self.records if known is kind))
+
+    def _places(self, kind: type[Record], owner: str) -> list[int]:
+        return [place or 0 for known, who, place in self.records if (known, who) == (kind, owner)]
 
 
 class Network:
@@ -112,7 +133,8 @@ class Network:
     def restore(self, node: NodeId) -> None:
         """Give a new machine what its disk holds."""
         for record in list(self.disks[node].records.values()):
-            self.happen(node, Restored(record))
+            if not record.archived:
+                self.happen(node, Restored(record))
 
     # ---------------------------------------------------------------- events
 

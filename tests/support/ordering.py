@@ -26,7 +26,7 @@ from quorumcast.core.machine import (
 from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.core.statements import Claim, StopStatement
 from quorumcast.manifest.policy import Policy
-from quorumcast.ordering.execution import LogContext
+from quorumcast.ordering.context import LogContext
 from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.messages import Batch, Item, Offer
 from quorumcast.ordering.offers import sign_offer
@@ -71,9 +71,9 @@ def batch(*contents: bytes) -> Batch:
     return tuple(item(number, body) for number, body in enumerate(contents, 1))
 
 
-def begun(retained: int) -> State:
+def begun() -> State:
     """The state of a log that has begun."""
-    state = State(lambda _: retained)
+    state = State()
     state.begin((Item(GENESIS, 1, bytes(32)),), 0)
     return state
 
@@ -159,7 +159,9 @@ class Hall(Network):
             may_publish=lambda stream: stream.channel == ORDERS,
             log_of=lambda channel: log if channel == ORDERS else None,
             life=life_of(me, self._lives[me]),
+            archive=self.disks[me] if self._durable else None,
         )
+        log.ledger.archive = around.archive
         quorums = OrderQuorums(len(self.members), self.cell.manifest.quorums.f, byzantine)
         self.machines[me] = self._kind(
             self.policy.protection,

@@ -79,6 +79,7 @@ from quorumcast.ordering.consensus import Voted, value_of
 from quorumcast.ordering.epochs import first_regency, within_epoch
 from quorumcast.ordering.execution import Decided, Snapshot
 from quorumcast.ordering.leader_change import Moved
+from quorumcast.ordering.log import Held
 from quorumcast.ordering.messages import (
     Accept,
     Batch,
@@ -90,6 +91,8 @@ from quorumcast.ordering.messages import (
     LogPart,
     LogQuery,
     Offer,
+    Past,
+    PastQuery,
     Propose,
     Standing,
     StateHead,
@@ -99,6 +102,7 @@ from quorumcast.ordering.messages import (
     Write,
 )
 from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.past import Placed
 from quorumcast.ordering.state import root_of
 
 #: Said now and then, whatever happens: counted, unless a script wants to see them.
@@ -362,6 +366,10 @@ class DigestNames:
                 return f"Voted {self._claim(claim)}"
             case Stored(offer=offer):
                 return f"Stored {stream_name(offer.stream)} {offer.first}:{self.run(offer.digests)}"
+            case Placed(channel=channel, position=position, digests=run):
+                return f"Placed {channel} at {position}:{self.run(run)}"
+            case Held(channel=channel, base=base, filling=filling):
+                return f"Held {channel} from {base} on" + (", filling" if filling else "")
             case Decided(instance=instance, batch=batch):
                 return f"Decided i{instance} {self._name_batch(batch)}"
             case Moved(regency=regency):
@@ -403,6 +411,10 @@ class DigestNames:
             case StateHead(checkpoint=checkpoint, chunks=chunks):
                 state = self._name_state(root_of(chunks))
                 return f" {state} at i{checkpoint}, chunks 0..{len(chunks) - 1}"
+            case PastQuery(channel=channel, before=before):
+                return f" {channel} before {before}"
+            case Past(position=position, digests=run):
+                return f" at {position}:{self.run(run)}"
             case ChunkQuery() | Chunk():
                 return f" {message.index} of the state at i{message.checkpoint}"
             case Taken(statement=signed):

@@ -34,6 +34,8 @@ from quorumcast.ordering.messages import (
     LogPart,
     LogQuery,
     Offer,
+    Past,
+    PastQuery,
     Propose,
     Standing,
     StateHead,
@@ -174,6 +176,7 @@ CellMessage = (
     | Unsubscribe | Positions | Vote | Pull | Contents | Missed | Attest | Checkpoint | Survey
     | Regain | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData | Sync
     | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead | ChunkQuery | Chunk | Taken
+    | PastQuery | Past
 )  # fmt: skip
 
 #: Everything that the nodes of a cell say to one another.

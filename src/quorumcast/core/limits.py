@@ -14,6 +14,8 @@ MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_MESSAGES = 4096
 #: No stream gets this far; what follows from a number (the next one, a credit) is still decodable.
 MAX_NUMBER = 2**61
+#: As much as there is: a limit that is never reached.
+EVERYTHING = MAX_NUMBER
 #: Publications in one run: one message vouches for at most as many.
 MAX_RUN = 1024
 #: Contents of one publication.
@@ -79,6 +81,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retained_bytes: int = 64 * 1024 * 1024
     #: How long a broker keeps a publication at least, unless one of the two above ends it before.
     retained_ms: int = FOREVER_MS
+    #: Durable channels: bytes of the newest contents that a broker also keeps in memory.
+    cached_bytes: int = 8 * 1024 * 1024
     #: Publications a broker takes beyond those it has settled.
     window: int = 1024
     #: Lives of a publisher of which publications are retained; the oldest gives way.

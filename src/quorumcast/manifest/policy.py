@@ -26,6 +26,7 @@ from quorumcast.core.envelope import MAX_VALID_MS
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import (
     ENDLESS,
+    EVERYTHING,
     MAX_CHECKPOINT,
     MAX_PIPELINE,
     MIN_RETAINED_MS,
@@ -50,6 +51,8 @@ _NAMED: dict[str, tuple[Protection, Broadcast]] = {
     "total": (Protection.BYZANTINE, Broadcast.CONSENSUS),
     "total-crash": (Protection.CRASH, Broadcast.CONSENSUS),
 }
+
+_KEEPS_ALL = Limits(retained_publications=EVERYTHING, retained_bytes=EVERYTHING)
 
 #: Every policy that a manifest, a command or a test may ask for by name.
 POLICY_NAMES: tuple[str, ...] = tuple(_NAMED)
@@ -76,15 +79,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         alpha: int = 100,
         alpha_max: int = 0,
         journal: bool = False,
-        limits: Limits = Limits(),  # noqa: B008  (a frozen value)
+        limits: Limits | None = None,
     ) -> Policy:
-        """The policy of that name; α is used by policies with history only."""
+        """The policy of that name; α is used by policies with history only.
+
+        A durable channel keeps everything until somebody says otherwise.
+        """
         if name not in _NAMED:
             raise UsageError(
                 f"there is no policy {name!r}; choose one of {', '.join(POLICY_NAMES)}"
             )
         protection, broadcast = _NAMED[name]
         history = name.endswith(_HISTORY)
+        if limits is None:
+            limits = _KEEPS_ALL if journal and broadcast is Broadcast.CONSENSUS else Limits()
         if history and alpha == 0:
             raise UsageError(
                 f"policy {name!r} needs an alpha of 1 or more; without history it is called "

@@ -38,6 +38,7 @@ LIVE_LIMITS: tuple[str, ...] = (
     "retained_publications",
     "retained_bytes",
     "retained_ms",
+    "cached_bytes",
     "streams_per_publisher",
     "publishers",
     "subscribers",
@@ -48,8 +49,6 @@ LIVE_LIMITS: tuple[str, ...] = (
     "validity_ms",
     "queue",
 )
-#: In a log the newest positions are part of the state that brokers compare.
-_STATE_LIMITS = ("retained_publications",)
 
 
 def check_successor(present: Manifest, following: Manifest) -> None:
@@ -117,12 +116,6 @@ def _check_chains(present: Manifest, following: Manifest) -> None:
             )
 
 
-def live_limits(channel: ChannelEntry) -> tuple[str, ...]:
-    """The limits of a channel that may change while it is in use."""
-    kept = _STATE_LIMITS if channel.policy.total else ()
-    return tuple(name for name in LIVE_LIMITS if name not in kept)
-
-
 def _check_deletion(channel: ChannelEntry) -> None:
     if channel.policy.total:
         raise UsageError(
@@ -143,13 +136,12 @@ def _check_policy(channel: ChannelEntry, later: ChannelEntry, epoch: int) -> Non
 
 def check_limits(channel: ChannelEntry, limits: Limits) -> None:
     """Refuse limits that a channel in use cannot change to; consistency is not checked here."""
-    allowed = live_limits(channel)
     for field in msgspec.structs.fields(Limits):
         changed = getattr(channel.policy.limits, field.name) != getattr(limits, field.name)
-        if changed and field.name not in allowed:
+        if changed and field.name not in LIVE_LIMITS:
             raise UsageError(
                 f"limit {field.name!r} of channel {channel.name!r} cannot change while the channel "
-                f"is in use; make a new channel, or change one of {', '.join(allowed)}"
+                f"is in use; make a new channel, or change one of {', '.join(LIVE_LIMITS)}"
             )
 
 

@@ -38,7 +38,8 @@ from quorumcast.core.quorum import OrderQuorums
 from quorumcast.core.tally import Tally, reached_by
 from quorumcast.crypto.digest import Hasher
 from quorumcast.ordering.consensus import Consensus, value_of
-from quorumcast.ordering.execution import Decided, Execution, LogContext, Snapshot
+from quorumcast.ordering.context import LogContext
+from quorumcast.ordering.execution import Decided, Execution, Snapshot
 from quorumcast.ordering.messages import (
     Batch,
     Chunk,
@@ -410,7 +411,7 @@ class Checkpoints:
         self._catch_up.drop(found[0])
         return effects + self._execution.forget(found[0], found[0])
 
-    def restore(self, records: Sequence[Record]) -> None:
+    def restore(self, records: Sequence[Record]) -> list[Effect]:
         """Install the newest state that the disk held, and offer the older ones as before.
 
         What was voted and decided before it is still needed as far back as the disk goes: perhaps
@@ -421,10 +422,13 @@ class Checkpoints:
         )
         for snapshot in snapshots:
             self._catch_up.hold(StateImage(snapshot.instance, snapshot.image))
-        if snapshots and self._execution.restore_snapshot(snapshots[-1]):
-            self._execution.safe = snapshots[-1].instance
-            decided = {r.instance for r in records if isinstance(r, Decided)}
-            floor = snapshots[-1].instance
-            while floor in decided:
-                floor -= 1
-            self._consensus.skip_to(floor)
+        effects = self._execution.restore(snapshots[-1]) if snapshots else None
+        if effects is None:
+            return []
+        self._execution.safe = snapshots[-1].instance
+        decided = {r.instance for r in records if isinstance(r, Decided)}
+        floor = snapshots[-1].instance
+        while floor in decided:
+            floor -= 1
+        self._consensus.skip_to(floor)
+        return effects

@@ -7,23 +7,22 @@ agree byte for byte; checkpoints compare exactly that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-
-import msgspec
+from collections.abc import Iterator
 
 from quorumcast.broadcast.messages import Ack
-from quorumcast.core.ids import CELL, EPOCHS, GENESIS, Channel, Millis, NodeId, Stream, total_order
-from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Bodies, Effect, Forget, Persist, Send
+from quorumcast.core.ids import CELL, EPOCHS, GENESIS, Channel, Millis, NodeId, Stream
+from quorumcast.core.limits import MAX_NUMBER
+from quorumcast.core.machine import ArchiveReader, Bodies, Effect, Forget, Persist, Send
 from quorumcast.core.quorum import Protection
-from quorumcast.crypto.digest import Hasher
-from quorumcast.crypto.keyring import Keyring
+from quorumcast.ordering.backfill import Backfill
 from quorumcast.ordering.consensus import InstanceRecord, Voted
+from quorumcast.ordering.context import LogContext
 from quorumcast.ordering.epochs import Epochs, epoch_item
-from quorumcast.ordering.log import Backfill, OrderedLog
+from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.messages import Batch, Item, Offer
 from quorumcast.ordering.offers import Offers, Stored
-from quorumcast.ordering.state import State, StateImage
+from quorumcast.ordering.past import Placed
+from quorumcast.ordering.state import Head, State, StateImage
 
 #: Streams that one seat publishes on; it finishes one before it begins the next.
 STREAMS_OF_A_SEAT = 16
@@ -77,42 +76,6 @@ class Snapshot(InstanceRecord, frozen=True, tag=True):
     image: bytes
 
 
-class LogContext(msgspec.Struct):
-    """What a log knows of its broker, its cell and its channels; it changes with the epoch."""
-
-    members: tuple[NodeId, ...]
-    keyring: Keyring
-    hash: Hasher
-    #: The limits of a stream's channel.
-    limits: Callable[[Stream], Limits]
-    #: Whether a stream belongs to this log and its publisher has the right to it.
-    may_publish: Callable[[Stream], bool]
-    #: The order of a channel.
-    log_of: Callable[[Channel], OrderedLog | None]
-    #: Drawn anew whenever this broker starts.
-    life: bytes
-    #: Called with a peer and the life that it says it is in.
-    hear_life: Callable[[NodeId, bytes], None] = lambda peer, life: None
-    #: The present epoch of this broker.
-    epoch: int = 1
-    #: The epoch of a manifest that may follow it; 0 if it may not.
-    follows: Callable[[bytes], int] = lambda data: 0
-
-    @property
-    def me(self) -> NodeId:
-        """The name of this broker."""
-        return self.keyring.identity.name
-
-    def retained(self, channel: Channel) -> int:
-        """How many positions of a channel brokers keep."""
-        return self.limits(total_order(channel)).retained_publications
-
-    @property
-    def peers(self) -> tuple[NodeId, ...]:
-        """The other brokers."""
-        return tuple(member for member in self.members if member != self.me)
-
-
 class Execution:
     """What one log has ordered, and what waits for it."""
 
@@ -121,7 +84,6 @@ class Execution:
         "_durable",
         "_ends",
         "_log",
-        "_stored",
         "_unneeded",
         "ack_targets",
         "backfill",
@@ -148,7 +110,7 @@ class Execution:
             entitled=lambda stream: context.may_publish(stream),
         )
         self.epochs = Epochs(context.hash, lambda data: context.follows(data), context.epoch)
-        self.backfill = Backfill()
+        self.backfill = Backfill(log, context, self.offers)
         self.ack_targets = AckTargets()
         #: Every instance up to this one has been executed; only grows.
         self.executed = 0
@@ -159,8 +121,6 @@ class Execution:
         self._unneeded: list[Effect] = []
         #: The next position of each channel at checkpoints that are not stable yet.
         self._ends: dict[int, dict[Channel, int]] = {}
-        #: Offers that the disk held when this broker started; empty once it runs.
-        self._stored: dict[tuple[Stream, int], Stored] = {}
 
     def missing(self, batch: Batch) -> list[Item]:
         """Items of a batch that are neither here nor ordered already."""
@@ -258,7 +218,7 @@ class Execution:
         """Whether the instance is known in which the present epoch was ordered."""
         return self.state.epoch >= self.epochs.present
 
-    def apply(self, batch: Batch) -> list[Effect]:
+    def apply(self, batch: Batch, now: Millis) -> list[Effect]:
         """Execute the next batch, everything of which is here."""
         self.executed += 1
         self.state.begin(batch, self.executed)
@@ -270,9 +230,7 @@ class Execution:
             log = self._context.log_of(extent.stream.channel)
             if held is not None and log is not None:
                 log.log_id = self.state.log_id
-                for effect in log.append(extent, held.offer, held.bodies):
-                    late = isinstance(effect, Forget)
-                    (self._unneeded if late else effects).append(effect)
+                effects += self._later(log.append(extent, held.offer, held.bodies, now))
         named = epoch_item(batch)
         if named is not None:
             self.state.enter(named.first, self.executed, named.digests)
@@ -288,6 +246,30 @@ class Execution:
             effects.append(Persist(decided, lazy=named is None))  # for an epoch everybody waits
         return effects + self._sweep()
 
+    def _later(self, effects: list[Effect]) -> list[Effect]:
+        """Leave what removes records from disk to the next checkpoint."""
+        self._unneeded += [effect for effect in effects if isinstance(effect, Forget)]
+        return [effect for effect in effects if not isinstance(effect, Forget)]
+
+    def trim(self, now: Millis) -> list[Effect]:
+        """Drop what is not retained any longer, of channels on which nothing happens as well.
+
+        Limits may have changed, and publications grow old. All of it was executed before the last
+        checkpoint, or leaves the disk with the next one.
+        """
+        effects: list[Effect] = []
+        for channel in self.state.heads:
+            log = self._context.log_of(channel)
+            if log is not None:
+                dropped = log.trim(now)
+                effects += dropped if log.ledger.base <= log.spare else self._later(dropped)
+        return effects if self._durable else []
+
+    def persisted(self, placed: Placed) -> list[Effect]:
+        """The disk has a run."""
+        log = self._context.log_of(placed.channel)
+        return [] if log is None else log.persisted(placed)
+
     def keep(self, offer: Offer, bodies: Bodies) -> list[Effect]:
         """Write an offer to disk before any vote for it."""
         swept = self._sweep()  # before it is written: it may take the place of one that went
@@ -298,16 +280,19 @@ class Execution:
         dropped, self.offers.dropped = self.offers.dropped, []
         if not self._durable:
             return []
-        # One that came again meanwhile, or was ordered after all, stays.
-        gone = [(stream, first) for stream, first in dropped if self.find(stream, first) is None]
-        return [Forget(Stored, str(stream), first + 1, first) for stream, first in gone]
+        return [
+            Forget(Stored, str(stream), first + 1, first)
+            for stream, first in dropped
+            if not self._stays(stream, first)
+        ]
 
-    def lacked(self, offer: Offer, bodies: Bodies) -> bool:
-        """Whether this was ordered without us and is genuine: the state vouches for its digests."""
+    def _stays(self, stream: Stream, first: int) -> bool:
+        """Whether an offer that was dropped came again meanwhile, or was ordered after all."""
+        log = self._context.log_of(stream.channel)
         return (
-            self.backfill.wants(offer)
-            and self.offers.flaw(offer, bodies) is None
-            and self.backfill.take(offer, bodies)
+            self.offers.find(stream, first) is not None
+            or first <= self.state.served.get(stream, 0)
+            or (log is not None and log.has_in_memory(stream, first))
         )
 
     def forget(self, upto: int, stable: int = 0) -> list[Effect]:
@@ -353,8 +338,10 @@ class Execution:
         if not self.state.load(image):
             return None
         self.executed = instance
-        self._look_back()
         effects = self._keep(image)
+        for log, head in self._channels():
+            effects += log.skip_to(head.next, head.chain)
+            self.backfill.want(log)
         for stream, upto in self.state.served.items():
             self.offers.serve(stream, upto)
             effects.append(self.ack(stream))
@@ -362,43 +349,46 @@ class Execution:
 
     # -------------------------------------------------------------- the disk
 
-    def restore_offer(self, record: Stored) -> None:
-        """An offer that the disk held; whether it waits or was ordered will turn out."""
-        self._stored[record.offer.stream, record.offer.first] = record
-
-    def restore_snapshot(self, record: Snapshot) -> bool:
-        """The state that the disk held; contents that it lacks are fetched."""
+    def restore(self, record: Snapshot) -> list[Effect] | None:
+        """The state that the disk held; contents that it lacks are fetched. None if it is none."""
         if not self.state.load(record.image):
-            return False
+            return None
         self.executed = record.instance
         self._note_ends()
-        self._look_back()
-        self.backfill.fill_from(self._on_disk)
-        return True
+        effects: list[Effect] = []
+        for log, head in self._channels():
+            effects += log.restore(head.next, head.chain)
+            self.backfill.want(log)
+        return effects
 
-    def _on_disk(self, stream: Stream, first: int) -> tuple[Offer, Bodies] | None:
-        stored = self._stored.get((stream, first))
-        return None if stored is None else (stored.offer, stored.bodies)
-
-    def _look_back(self) -> None:
-        """Continue after the newest position of every channel, and fetch what lies before."""
+    def _channels(self) -> list[tuple[OrderedLog, Head]]:
+        """Every channel of the state that still exists, and where its order has got to."""
+        found: list[tuple[OrderedLog, Head]] = []
         for channel, head in self.state.heads.items():
             log = self._context.log_of(channel)
             if log is not None:
                 log.log_id = self.state.log_id
-                log.skip_to(head.next)
-                self.backfill.want(log, self.state.extents.get(channel, ()))
+                found.append((log, head))
+        return found
 
     def requeue(self, now: Millis) -> None:
-        """Offers from the disk that the state does not know as ordered wait again."""
-        ordered = {(e.stream, e.first) for kept in self.state.extents.values() for e in kept}
-        for name, stored in self._stored.items():
-            if stored.offer.stream == EPOCHS:
-                self.epochs.add(stored.offer, stored.bodies, now)
-                continue
-            # Also without the right by now: it may be part of what must be decided.
-            if not self.state.over(stored.offer.stream):
-                self.offers.put_back(stored.offer, stored.bodies, now)
-            elif name not in ordered:
-                self.offers.dropped.append(name)
-        self._stored.clear()
+        """Offers on disk that the state does not know as ordered wait again."""
+        archive = self._context.archive
+        if archive is None:
+            return
+        for owner in archive.owners(Stored):
+            for stored in self._unserved(archive, owner):
+                if stored.offer.stream == EPOCHS:
+                    self.epochs.add(stored.offer, stored.bodies, now)
+                else:
+                    # Also without the right by now: it may be part of what must be decided.
+                    self.offers.put_back(stored.offer, stored.bodies, now)
+
+    def _unserved(self, archive: ArchiveReader, owner: str) -> Iterator[Stored]:
+        newest = archive.last(Stored, owner, MAX_NUMBER)
+        if newest is None or self.state.over(newest.offer.stream):
+            return
+        following = self.state.served.get(newest.offer.stream, 0) + 1
+        while (stored := archive.first(Stored, owner, following)) is not None:
+            following = stored.place + 1
+            yield stored

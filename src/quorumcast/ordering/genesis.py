@@ -28,7 +28,8 @@ from quorumcast.core.quorum import OrderQuorums
 from quorumcast.core.statements import StopStatement
 from quorumcast.ordering.checkpoints import CatchUp
 from quorumcast.ordering.consensus import LogRecord
-from quorumcast.ordering.execution import Execution, LogContext
+from quorumcast.ordering.context import LogContext
+from quorumcast.ordering.execution import Execution
 from quorumcast.ordering.messages import Batch, Item
 
 #: The entry of a broker whose life the leader does not know.

@@ -14,8 +14,9 @@ from quorumcast.core.ids import EPOCHS, GENESIS, Lane, Millis, NodeId
 from quorumcast.core.limits import MAX_FETCH
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Send, Suspect, Suspicion
 from quorumcast.ordering.consensus import Consensus, value_of
+from quorumcast.ordering.context import LogContext
 from quorumcast.ordering.epochs import epoch_item
-from quorumcast.ordering.execution import Execution, LogContext
+from quorumcast.ordering.execution import Execution
 from quorumcast.ordering.genesis import Genesis
 from quorumcast.ordering.leader_change import LeaderChange
 from quorumcast.ordering.messages import Batch, Fetch, Fetched, Item, Offer, Propose
@@ -156,12 +157,10 @@ class Intake:
         return offer.item in batch or execution.names(offer) or self._consensus.awaits(offer)
 
     def _was_decided(self, offer: Offer, bodies: Bodies, now: Millis) -> bool:
-        """Whether this broker lacks it for what was decided, now or while it was away."""
+        """Whether this broker lacks it for what was decided."""
         execution = self._execution
         batch = self._consensus.batch(execution.executed + 1)
-        return execution.lacked(offer, bodies) or (
-            batch is not None and execution.complete(batch, offer, bodies, now)
-        )
+        return batch is not None and execution.complete(batch, offer, bodies, now)
 
     def _reconsider(self) -> list[Effect]:
         effects: list[Effect] = []
@@ -247,10 +246,9 @@ class Fetching:
                 values.append(slot.decided)
         for _, batch in consensus.waiting():
             items += execution.missing(batch)
-        offers = execution.backfill.wanted()
+        offers = [Cursor(item.stream, item.first) for item in items]
         if execution.unseen_epoch:
-            offers.append(Cursor(EPOCHS, execution.state.epoch))
-        offers += [Cursor(item.stream, item.first) for item in items]
+            offers.insert(0, Cursor(EPOCHS, execution.state.epoch))
         peers = self._context.peers
         if not peers or not (values or offers):
             return []

@@ -3,91 +3,371 @@
 To subscribers it is a stream like any other: brokers vote for runs of it, f+1 equal votes accept
 (crash: one), and replays, pulls, signed segments and receipts work as everywhere. Correct brokers
 cannot differ about a position, so a broker that signs otherwise is convicted by f+1 others.
+
+Retention drops whole runs: a channel keeps at least as much as its limits say, and less than a run
+more. With a disk, memory holds only the newest positions (`ordering.past`). After a state transfer
+the log continues behind the state, and what it held before stays on disk as an *island*; filling in
+what lies between joins it again, which is checked by the chain and costs nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from typing import ClassVar
+
+import msgspec
 
 from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch
-from quorumcast.broadcast.messages import Cursor
-from quorumcast.core.ids import Millis, Stream, split_digests
-from quorumcast.core.machine import Bodies, Effect, Forget
-from quorumcast.ordering.messages import Offer
+from quorumcast.core.envelope import stamp_of
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, Stream, split_digests
+from quorumcast.core.limits import MAX_NUMBER, Limits
+from quorumcast.core.machine import (
+    Bodies,
+    Effect,
+    Forget,
+    Persist,
+    Record,
+)
+from quorumcast.ordering.messages import Offer, Past
 from quorumcast.ordering.offers import Stored
-from quorumcast.ordering.state import Extent, extent_root
+from quorumcast.ordering.past import PastLedger, Placed
+from quorumcast.ordering.state import Extent, chained, extent_root
+
+#: Runs that are dropped at once; the rest follows with the next ticks.
+DROPPED_AT_ONCE = 256
+#: Runs that may be on their way to disk at a time, of those that were fetched.
+MAX_ARRIVING = 128
+#: Islands that are remembered; older ones are dropped.
+MAX_ISLANDS = 16
+
+
+class Island(msgspec.Struct, frozen=True, array_like=True):
+    """Positions on disk that were held before a state transfer, and what stands for all of them."""
+
+    base: int
+    next: int
+    chain: bytes
+
+
+class Held(Record, frozen=True, tag=True):
+    """What of a channel the disk holds without a hole: from the first run at `base` or later on."""
+
+    archived: ClassVar[bool] = True
+
+    channel: Channel
+    base: int
+    #: Whether what lies before is still being fetched.
+    filling: bool
+    #: Oldest first.
+    islands: tuple[Island, ...] = ()
+
+    @property
+    def owner(self) -> str:
+        return self.channel
 
 
 class OrderedLog(Carrier):
     """The broker side of a channel with total order: what was decided, by position."""
 
-    __slots__ = ("_extents", "_offers", "log_id", "spare")
+    __slots__ = (
+        "_arriving",
+        "_chain",
+        "_end",
+        "_islands",
+        "_memory",
+        "_offers",
+        "_persisted",
+        "_stamp",
+        "filling",
+        "ledger",
+        "log_id",
+        "spare",
+    )
 
     #: Where the last stable checkpoint ends. A late broker executes what was ordered since, and
     #: needs the contents, whatever their age.
     spare: int
+    ledger: PastLedger
 
     def __init__(self, stream: Stream, context: CarrierContext) -> None:
-        super().__init__(stream, context)
-        #: The runs that the ledger holds at least a part of, in order.
-        self._extents: deque[Extent] = deque()
-        #: The offers that they are parts of, for brokers that lack them.
+        super().__init__(stream, context, PastLedger(stream.channel))
+        #: The runs in memory, in order, and the offers that they are, by name.
+        self._memory: deque[Placed] = deque()
         self._offers: dict[tuple[Stream, int], tuple[Offer, Bodies]] = {}
+        #: Runs that were fetched and are on their way to disk, newest first.
+        self._arriving: deque[Placed] = deque()
+        #: Oldest first.
+        self._islands: tuple[Island, ...] = ()
+        #: Stands for everything before `ledger.next`.
+        self._chain = b""
+        #: Bytes of all contents, and the largest time stamp.
+        self._end = 0
+        self._stamp = -1
+        #: The disk has everything before this position.
+        self._persisted = 1
+        #: Whether what lies before the oldest position is being fetched.
+        self.filling = False
         #: b"" while there are no positions.
         self.log_id = b""
         self.spare = 1
 
-    def append(self, extent: Extent, offer: Offer, bodies: Bodies) -> list[Effect]:
+    # -------------------------------------------------------------------- writing
+
+    def append(self, extent: Extent, offer: Offer, bodies: Bodies, now: Millis) -> list[Effect]:
         """Write the next positions, vouch for them, and drop what is no longer retained."""
         digests = offer.digests
-        self.skip_to(extent.position)
+        size = sum(map(len, bodies))
+        effects = self.skip_to(extent.position, extent.chain)
+        self._end += size
+        self._stamp = max(self._stamp, _latest(bodies))
+        placed = Placed(
+            self.stream.channel,
+            extent.position,
+            extent.stream,
+            extent.first,
+            digests,
+            extent.chain,
+            size,
+            self._end,
+            self._stamp,
+            now,
+        )
         self.ledger.extend(split_digests(digests), bodies)
-        self._extents.append(extent)
+        self._chain = chained(extent.chain, extent_root(digests))
+        self._memory.append(placed)
         self._offers[extent.stream, extent.first] = (offer, bodies)
-        return [Vouch(self.stream, extent.position, digests), *self._drop_expired()]
+        if self.ledger.archive is not None:
+            effects.append(Persist(placed, lazy=True))
+        return [*effects, Vouch(self.stream, extent.position, digests), *self.trim(now)]
 
-    def _drop_expired(self) -> list[Effect]:
-        effects: list[Effect] = []
-        while self._extents and self._extents[0].next <= self.ledger.base:
-            gone = self._extents.popleft()
-            self._offers.pop((gone.stream, gone.first), None)
-            effects.append(Forget(Stored, str(gone.stream), gone.first + 1))
-        return effects
+    def persisted(self, placed: Placed) -> list[Effect]:
+        """The disk has a run: memory need not hold it any longer."""
+        if self._arriving and self._arriving[0] == placed:
+            self._arriving.popleft()
+            if placed.next != self.ledger.base:
+                return []  # retention was faster
+            self.ledger.base = placed.position
+            return self._join()
+        self._persisted = max(self._persisted, placed.next)
+        self._evict()
+        return []
 
-    def expire(self, now: Millis, retained_ms: int) -> list[Effect]:
-        # On disk as well: no restart executes it again.
-        return super().expire(now, retained_ms) + self._drop_expired()
+    def _evict(self) -> None:
+        memory, cached = self._memory, self._limits.cached_bytes
+        while memory and memory[0].next <= self._persisted and self._end - memory[0].end >= cached:
+            gone = memory.popleft()
+            del self._offers[gone.stream, gone.first]
+            self.ledger.evict(gone.next - gone.position)
 
-    def skip_to(self, position: int) -> None:
-        """Go on at a later position: what lies before has been ordered without this broker."""
-        if position > self.ledger.next:
-            self.ledger.skip_to(position)
-            self._extents.clear()
-            self._offers.clear()
-
-    def prepend(self, extent: Extent, offer: Offer, bodies: Bodies) -> bool:
-        """Write what lies right before the oldest position; False if there is no room for it.
-
-        Of a run that is retained in part only that part: a broker that restarts would otherwise
-        hold less than its peers, and after a restart of all nobody would have the rest. The oldest
-        may have gone since this was asked for: then there is no place for it either.
-        """
-        start = len(bodies) - self.ledger.fitting(bodies)
-        digests = split_digests(offer.digests)
-        if (
-            extent.next != self.ledger.base
-            or start == len(bodies)
-            or not self.ledger.prepend(digests[start:], bodies[start:])
-        ):
-            return False
-        self._extents.appendleft(extent)
-        self._offers[extent.stream, extent.first] = (offer, bodies)
-        return True
+    def has_in_memory(self, stream: Stream, first: int) -> bool:
+        """Whether an offer was ordered lately."""
+        return (stream, first) in self._offers
 
     def find(self, stream: Stream, first: int) -> tuple[Offer, Bodies] | None:
-        """An offer that has been ordered and is retained."""
-        return self._offers.get((stream, first))
+        """An offer that has been ordered and is retained, or that the disk has from before that."""
+        found = self._offers.get((stream, first))
+        if found is None and self.ledger.archive is not None:
+            stored = self.ledger.archive.get(Stored, str(stream), first)
+            return None if stored is None else (stored.offer, stored.bodies)
+        return found
+
+    # ------------------------------------------------------------------ retention
+
+    @property
+    def _limits(self) -> Limits:
+        entry = self._view.channel(self.stream.channel)
+        return (self._policy if entry is None else entry.policy).limits
+
+    @property
+    def oldest(self) -> Placed | None:
+        """The oldest run that is held."""
+        if self._memory and self._memory[0].position == self.ledger.base:
+            return self._memory[0]
+        return self.ledger.placed(self.ledger.base)
+
+    def trim(self, now: Millis) -> list[Effect]:
+        """Drop what is not retained any longer."""
+        effects: list[Effect] = []
+        for _ in range(DROPPED_AT_ONCE):
+            gone = self.oldest
+            if gone is None or not self._is_too_much(gone, now):
+                break
+            if self._memory and self._memory[0] is gone:
+                self._memory.popleft()
+                del self._offers[gone.stream, gone.first]
+            self.ledger.give_up(gone.next)
+            effects.append(Forget(Stored, str(gone.stream), gone.first + 1))
+        if effects:
+            since = self._islands[-1].next if self._islands else 0
+            effects.append(Forget(Placed, self.stream.channel, self.ledger.base, since))
+        return effects or self._clear_islands()
+
+    def _clear_islands(self) -> list[Effect]:
+        """Drop islands that will not be joined again: there is no room for what lies between."""
+        archive, channel = self.ledger.archive, self.stream.channel
+        effects: list[Effect] = []
+        while self._islands and not self.filling and archive is not None:
+            island = self._islands[0]
+            gone = archive.first(Placed, channel, island.base)
+            if gone is None or gone.position >= island.next:
+                self._islands = self._islands[1:]
+                continue
+            if len(effects) >= DROPPED_AT_ONCE:
+                break
+            effects.append(Forget(Stored, str(gone.stream), gone.first + 1))
+            effects.append(Forget(Placed, channel, gone.next))
+            self._islands = (msgspec.structs.replace(island, base=gone.next), *self._islands[1:])
+        return [*effects, *self._note()] if effects else []
+
+    def _is_too_much(self, oldest: Placed, now: Millis) -> bool:
+        """Whether the rest is all that is to be retained."""
+        limits = self._limits
+        left, left_bytes = self.ledger.next - oldest.next, self._end - oldest.end
+        if left >= limits.retained_publications:
+            return True
+        if left and left_bytes >= limits.retained_bytes:
+            return True
+        return oldest.next <= self.spare and now - oldest.at >= limits.retained_ms
+
+    def expire(self, now: Millis, retained_ms: int) -> list[Effect]:
+        return self.trim(now)
+
+    # --------------------------------------------------------------- state transfer
+
+    def skip_to(self, position: int, chain: bytes) -> list[Effect]:
+        """Go on at a later position: what lies before has been ordered without this broker."""
+        ledger = self.ledger
+        if position <= ledger.next:
+            return []
+        if ledger.archive is not None and ledger.base < ledger.next:
+            island = Island(ledger.base, ledger.next, self._chain)
+            self._islands = (*self._islands, island)[-MAX_ISLANDS:]
+        ledger.skip_to(position)
+        self._chain = chain
+        self._memory.clear()
+        self._offers.clear()
+        self._arriving.clear()
+        self.filling = True
+        return self._note()
+
+    def restore(self, position: int, chain: bytes) -> list[Effect]:
+        """Take what the disk holds before a position; the rest is to be fetched."""
+        archive, channel = self.ledger.archive, self.stream.channel
+        if archive is None:
+            return self.skip_to(position, chain)
+        held = archive.get(Held, channel, 0) or Held(channel, 1, filling=False)
+        first = archive.first(Placed, channel, held.base)
+        last = archive.last(Placed, channel, position)
+        self._islands = held.islands
+        if first is None or last is None or last.position < first.position:
+            return self.skip_to(position, chain)
+        known = chained(last.chain, extent_root(last.digests))
+        self.ledger.restore(first.position, last.next)
+        self._chain, self._persisted = known, last.next
+        self._end, self._stamp = last.end, last.stamp
+        self.filling = held.filling
+        return [] if (last.next, known) == (position, chain) else self.skip_to(position, chain)
+
+    def _note(self) -> list[Effect]:
+        if self.ledger.archive is None:
+            return []
+        below = self._arriving[-1].position if self._arriving else self.ledger.base
+        held = Held(self.stream.channel, below, self.filling, self._islands)
+        return [Persist(held, lazy=True)]
+
+    @property
+    def lowest(self) -> tuple[int, bytes]:
+        """The position before which something is lacking, and what stands for all of that."""
+        oldest = self._arriving[-1] if self._arriving else self.oldest
+        if oldest is None:
+            return self.ledger.next, self._chain
+        return oldest.position, oldest.chain
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more of the past would be retained."""
+        limits = self._limits
+        oldest = self._arriving[-1] if self._arriving else self.oldest
+        if oldest is None:
+            return self.ledger.next > 1
+        held, size = self.ledger.next - oldest.position, self._end - oldest.end + oldest.size
+        roomy = held < limits.retained_publications and size < limits.retained_bytes
+        return oldest.position > 1 and roomy and len(self._arriving) < MAX_ARRIVING
+
+    @property
+    def arriving(self) -> bool:
+        """Whether runs that were fetched are on their way to disk."""
+        return bool(self._arriving)
+
+    def is_next(self, past: Past) -> bool:
+        """Whether a run ends where something is lacking."""
+        return past.position + len(past.digests) // DIGEST_SIZE == self.lowest[0]
+
+    def run_before(self, position: int) -> Placed | None:
+        """The run that ends before a position."""
+        if position <= self.ledger.warm:
+            found = self.ledger.placed(position - 1)
+        else:
+            found = next((run for run in reversed(self._memory) if run.next == position), None)
+        return found if found is not None and found.next == position else None
+
+    def prepend(self, past: Past, bodies: Bodies, now: Millis) -> list[Effect] | None:
+        """Write the run right before the oldest one; None if it is another than was ordered there.
+
+        With a disk it is held once the disk has it.
+        """
+        if chained(past.chain, extent_root(past.digests)) != self.lowest[1]:
+            return None
+        after = self._arriving[-1] if self._arriving else self.oldest
+        stamp = past.stamp if after is None else min(past.stamp, after.stamp)
+        stamp = max(stamp, _latest(bodies))
+        self._stamp = max(self._stamp, stamp)
+        placed = Placed(
+            self.stream.channel,
+            past.position,
+            past.stream,
+            past.first,
+            past.digests,
+            past.chain,
+            sum(map(len, bodies)),
+            self._end if after is None else after.end - after.size,
+            stamp,
+            now,
+        )
+        if self.ledger.archive is None:
+            self.ledger.prepend(split_digests(past.digests), bodies)
+            self._memory.appendleft(placed)
+            self._offers[past.stream, past.first] = (past.offer, bodies)
+            return []
+        self._arriving.append(placed)
+        stored = Stored(past.offer, bodies)
+        return [Persist(stored, lazy=True), Persist(placed, lazy=True), *self._note()]
+
+    def _join(self) -> list[Effect]:
+        """Take what was held before, once everything behind it is here again."""
+        effects: list[Effect] = []
+        while self._islands and not self._arriving:
+            *others, island = self._islands
+            position, chain = self.lowest
+            if island.next < position:
+                break
+            self._islands = tuple(others)
+            if (island.next, island.chain) == (position, chain):
+                self.ledger.base = island.base
+            else:
+                effects.append(Forget(Placed, self.stream.channel, island.next, island.base))
+            effects += self._note()
+        return effects
+
+    def stop_filling(self) -> list[Effect]:
+        """Nobody has what lies before, or it would not be retained."""
+        self.filling = False
+        return self._note()
+
+    def erase(self) -> list[Effect]:
+        """The channel is deleted."""
+        channel = self.stream.channel
+        return [Forget(kind, channel, MAX_NUMBER) for kind in (Placed, Held)]
 
     # ------------------------------------------------- what a broker asks of a carrier
 
@@ -100,118 +380,14 @@ class OrderedLog(Carrier):
         return 0
 
     def sizes(self) -> dict[str, int]:
-        return {"ledger": len(self.ledger), "extents": len(self._extents)}
+        return {
+            "positions": len(self.ledger),
+            "runs_in_memory": len(self._memory),
+            "arriving": len(self._arriving),
+            "islands": len(self._islands),
+        }
 
 
-#: Offers asked for at a time, and how often in vain before they are given up.
-WANTED = 32
-MAX_ATTEMPTS = 20
-
-
-class MissingPositions:
-    """What one channel lacks before its oldest position."""
-
-    __slots__ = ("asked", "extents", "fetched", "log")
-
-    def __init__(self, log: OrderedLog, extents: list[Extent]) -> None:
-        self.log = log
-        #: In order; the last one comes first.
-        self.extents = extents
-        #: Offers that came before their turn; at most WANTED.
-        self.fetched: dict[Cursor, tuple[Offer, Bodies]] = {}
-        #: How often the next one was asked for.
-        self.asked = 0
-
-    def near(self) -> list[Extent]:
-        """Those whose turn is near, nearest first."""
-        return self.extents[: -WANTED - 1 : -1]
-
-    def fill(self) -> None:
-        """Write what has come and whose turn it is."""
-        while self.extents:
-            extent = self.extents[-1]
-            found = self.fetched.pop(Cursor(extent.stream, extent.first), None)
-            if found is None:
-                return
-            self.extents.pop()
-            self.asked = 0
-            if not self.log.prepend(extent, *found):
-                self.extents.clear()
-        self.fetched.clear()
-
-
-class Backfill:
-    """Fetches positions that were ordered while this broker was away, or that its disk lost.
-
-    The state names the offers behind the newest positions of a channel. After a state transfer the
-    broker continues behind the state at once, and fills in what lies before it, newest first, so
-    that its ledger never has a hole. The digests in the state decide what is taken, so the sender
-    need not be trusted. What no broker holds any longer is given up.
-    """
-
-    __slots__ = ("_gaps",)
-
-    def __init__(self) -> None:
-        #: One gap at most per channel of the log.
-        self._gaps: dict[str, MissingPositions] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._gaps)
-
-    def want(self, log: OrderedLog, extents: Iterable[Extent]) -> None:
-        """These extents end where the log begins."""
-        lacking = [extent for extent in extents if extent.next <= log.ledger.base]
-        self._gaps.pop(log.stream.channel, None)
-        if lacking:
-            self._gaps[log.stream.channel] = MissingPositions(log, lacking)
-
-    def fill_from(self, find: Callable[[Stream, int], tuple[Offer, Bodies] | None]) -> None:
-        """Take what can be had at once."""
-        for channel, gap in list(self._gaps.items()):
-            while gap.extents:
-                extent = gap.extents[-1]
-                found = find(extent.stream, extent.first)
-                if found is None or extent_root(found[0].digests) != extent.root:
-                    break
-                gap.fetched[Cursor(extent.stream, extent.first)] = found
-                gap.fill()
-            if not gap.extents:
-                del self._gaps[channel]
-
-    def wanted(self) -> list[Cursor]:
-        """What to ask for now, of one channel after the other.
-
-        What was asked for too often is given up.
-        """
-        if not self._gaps:
-            return []
-        channel, gap = next(iter(self._gaps.items()))
-        del self._gaps[channel]
-        gap.asked += 1
-        if gap.asked > MAX_ATTEMPTS:
-            return []
-        self._gaps[channel] = gap
-        named = [Cursor(extent.stream, extent.first) for extent in gap.near()]
-        return [cursor for cursor in named if cursor not in gap.fetched]
-
-    def wants(self, offer: Offer) -> bool:
-        """Whether an offer is one that is lacking, by what it says."""
-        gap = self._gaps.get(offer.stream.channel)
-        return gap is not None and any(
-            (extent.stream, extent.first) == (offer.stream, offer.first) for extent in gap.near()
-        )
-
-    def take(self, offer: Offer, bodies: Bodies) -> bool:
-        """An offer; whether it is one that is lacking."""
-        gap = self._gaps.get(offer.stream.channel)
-        if gap is None:
-            return False
-        root = extent_root(offer.digests)
-        for extent in gap.near():
-            if (extent.stream, extent.first, extent.root) == (offer.stream, offer.first, root):
-                gap.fetched[Cursor(offer.stream, offer.first)] = (offer, bodies)
-                gap.fill()
-                if not gap.extents:
-                    del self._gaps[offer.stream.channel]
-                return True
-        return False
+def _latest(bodies: Bodies) -> int:
+    """The largest time stamp of these contents; -1 if they have none."""
+    return max((stamp_of(body, True) for body in bodies), default=-1)

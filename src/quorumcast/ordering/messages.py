@@ -10,7 +10,7 @@ from msgspec import Meta
 from quorumcast.broadcast.messages import Cursor
 from quorumcast.core import limits
 from quorumcast.core.ids import DIGEST_SIZE, Count, Positive, Stream
-from quorumcast.core.message import Digests, Message, NodeName, RunDigest
+from quorumcast.core.message import ChannelName, Digests, Message, NodeName, RunDigest
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import Signed
 
@@ -130,6 +130,34 @@ class Fetched(Message, frozen=True, array_like=True):
 
     log: Protection
     batch: Batch
+
+
+class PastQuery(Message, frozen=True, array_like=True):
+    """Send me what you hold of this channel right before this position."""
+
+    log: Protection
+    channel: ChannelName
+    before: Positive
+
+
+class Past(Message, frozen=True, array_like=True):
+    """A run that was ordered long ago, with its bodies; its offer, and where it lies."""
+
+    log: Protection
+    position: Positive
+    #: Stands for everything that was ordered before it.
+    chain: Annotated[bytes, Meta(max_length=DIGEST_SIZE)]
+    #: The largest time stamp up to its end, as far as I know.
+    stamp: int
+    stream: Stream
+    first: Positive
+    digests: Digests
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
+
+    @property
+    def offer(self) -> Offer:
+        """The offer that it came from."""
+        return Offer(self.stream, self.first, self.digests, self.signature)
 
 
 class LogQuery(Message, frozen=True, array_like=True):

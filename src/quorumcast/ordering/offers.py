@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
+from typing import ClassVar
 
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, split_digests
 from quorumcast.core.labels import label
@@ -50,6 +51,8 @@ def offer_holds(keyring: Keyring, offer: Offer) -> bool:
 
 class Stored(Record, frozen=True, tag=True):
     """An offer on disk: a broker that votes for it can produce it after a restart."""
+
+    archived: ClassVar[bool] = True
 
     offer: Offer
     bodies: Bodies
@@ -185,7 +188,7 @@ class Offers:
         if known is not None and known.offer.digests == offer.digests:
             return DropReason.DUPLICATE
         size = sum(map(len, bodies))
-        if not named and queue.bytes + size > limits.retained_bytes:
+        if not named and queue.bytes + size > min(limits.retained_bytes, limits.publisher_bytes):
             return DropReason.OVER_LIMIT
         if self._named_bytes + size > NAMED_BYTES if named else self._crowded(sender, stream):
             return DropReason.OVER_LIMIT

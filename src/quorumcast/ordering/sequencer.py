@@ -29,8 +29,9 @@ from quorumcast.core.quorum import OrderQuorums, Protection
 from quorumcast.ordering.amnesia import AmnesiaGuard
 from quorumcast.ordering.checkpoints import LOG_REACH, CatchUp, Checkpoints
 from quorumcast.ordering.consensus import Consensus, Voted, value_of
+from quorumcast.ordering.context import LogContext
 from quorumcast.ordering.epochs import epoch_item, first_regency
-from quorumcast.ordering.execution import Decided, Execution, LogContext, Snapshot
+from quorumcast.ordering.execution import Decided, Execution, Snapshot
 from quorumcast.ordering.genesis import Genesis, Lived
 from quorumcast.ordering.intake import Fetching, Intake
 from quorumcast.ordering.leader_change import LeaderChange, LeaderTimeout, Moved
@@ -43,6 +44,8 @@ from quorumcast.ordering.messages import (
     LogPart,
     LogQuery,
     Offer,
+    Past,
+    PastQuery,
     Propose,
     Standing,
     StateHead,
@@ -51,7 +54,7 @@ from quorumcast.ordering.messages import (
     Sync,
     Write,
 )
-from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.past import Placed
 from quorumcast.ordering.proposer import Proposer
 from quorumcast.ordering.state import State
 
@@ -109,7 +112,7 @@ class Sequencer:
         self._terms = (durable, window, checkpoint)
         #: Whether the log is older than the epoch in which this broker starts.
         self._follows = follows
-        state = State(context.retained)
+        state = State()
         self._execution = Execution(log, context, state, signed=quorums.byzantine, durable=durable)
         #: The life of this broker in this log; only a disk keeps it longer than the process.
         self._life = context.life
@@ -265,6 +268,8 @@ class Sequencer:
                 effects += self._consensus.on_persisted(record)
             case Persisted(record=Decided(instance=safe) | Snapshot(instance=safe)):
                 self._execution.safe = max(self._execution.safe, safe)
+            case Persisted(record=Placed() as placed):
+                effects += self._execution.persisted(placed)
             case Persisted(record=Moved() as moved):
                 effects += self._change.on_moved(moved, now)
             case Connected(peer=peer) if peer in self._context.members:
@@ -300,6 +305,10 @@ class Sequencer:
             case Fetched():
                 self._fetching.on_fetched(message)
                 return [] if self._change.lacking() else self._change.maybe_lead(now)
+            case PastQuery():
+                return self._execution.backfill.on_query(sender, message, now)
+            case Past():
+                return self._execution.backfill.take(sender, message, event.bodies, now)
             case LogQuery():
                 return self._checkpoints.on_log_query(sender, message)
             case LogPart():
@@ -355,7 +364,7 @@ class Sequencer:
                 break  # the next tick asks for what is lacking
             if taken:
                 self._timeout.reset(now)
-            effects += execution.apply(batch)
+            effects += execution.apply(batch, now)
             self._maybe_begin()
             if self._checkpoints.maybe_make():
                 effects += self._checkpoints.announce(self.standing())
@@ -391,6 +400,8 @@ class Sequencer:
         self._checkpoints.provide()
         effects += self.catch_up.ask()
         effects += self._fetching.ask()
+        effects += self._execution.backfill.ask()
+        effects += self._execution.trim(now)
         self._amnesia.maybe_take_part(now)
         executed, halted = self._execution.executed, self._execution.halted
         late = executed < consensus.decided or consensus.late or halted
@@ -410,10 +421,7 @@ class Sequencer:
         execution, consensus = self._execution, self._consensus
         # Votes of an earlier epoch count for nothing, and perhaps it began beyond what is here.
         consensus.late = self._follows
-        for record in records:
-            if isinstance(record, Stored):
-                execution.restore_offer(record)
-        self._checkpoints.restore(records)
+        effects = self._checkpoints.restore(records)
         execution.requeue(now)
         for record in records:
             match record:
@@ -430,4 +438,4 @@ class Sequencer:
                     pass
         self._maybe_begin()
         self._proposer.barred = consensus.regency
-        return self._execute(now)
+        return effects + self._execute(now)

@@ -11,15 +11,15 @@ line has begun. It is remembered with a chain of its digests, by which a publish
 memory finds out whether what was ordered is what it would publish now. What can be remembered is
 bounded: the lines of a client that have begun an epoch last.
 
-The contents themselves are not in here: `chain` stands for all of them, and extents say which
-offers the newest positions came from, for brokers that have to fetch them again.
+The contents themselves are not in here, nor what they consisted of: `chain` stands for all of it.
+A broker that lacks what lies before fetches it backwards, and each run that it gets shows what
+stood for everything before that one (`ordering.backfill`). So the size of the state, and the cost
+of a checkpoint or a transfer, do not grow with what a channel retains.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Callable
 
 import msgspec
 
@@ -42,20 +42,14 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     chain: bytes = b""
 
 
-class Extent(msgspec.Struct, frozen=True, array_like=True):
+class Extent(msgspec.Struct, frozen=True):
     """Where an offer lies in the order."""
 
     position: int
     stream: Stream
     first: int
-    count: int
-    #: Stands for the digests of the offer.
-    root: bytes
-
-    @property
-    def next(self) -> int:
-        """The position after it."""
-        return self.position + self.count
+    #: Stands for everything that lies before it.
+    chain: bytes
 
 
 def log_id_of(item: Item) -> bytes:
@@ -77,7 +71,6 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     served: tuple[tuple[Stream, int], ...]
     over: tuple[tuple[Channel, NodeId, int], ...]
     heads: tuple[tuple[Channel, Head], ...]
-    extents: tuple[tuple[Channel, tuple[Extent, ...]], ...]
     #: The newest epoch that was ordered, and the instance in which it was.
     epoch: tuple[int, int] = (0, 0)
     #: The digest of its manifest.
@@ -98,11 +91,9 @@ class State:
     __slots__ = (
         "_lines",
         "_over",
-        "_retained",
         "began",
         "chains",
         "epoch",
-        "extents",
         "heads",
         "log_id",
         "manifest",
@@ -110,9 +101,7 @@ class State:
         "since",
     )
 
-    def __init__(self, retained: Callable[[Channel], int]) -> None:
-        #: How many positions of a channel brokers keep.
-        self._retained = retained
+    def __init__(self) -> None:
         #: Up to which number each stream has been ordered; a few incarnations and LINES_KEPT lines
         #: per publisher.
         self.served: dict[Stream, int] = {}
@@ -124,8 +113,6 @@ class State:
         #: Incarnations up to this one are over, by channel and publisher.
         self._over: dict[tuple[Channel, NodeId], int] = {}
         self.heads: dict[Channel, Head] = {}
-        #: The offers that the newest positions of each channel came from, in order.
-        self.extents: dict[Channel, deque[Extent]] = {}
         #: The newest epoch that was ordered, and the instance in which it was; 0 if none was.
         self.epoch = self.since = 0
         #: The digest of its manifest: there may be two for one epoch.
@@ -189,10 +176,8 @@ class State:
                 continue
             head = self.head(stream.channel)
             root = extent_root(item.digests)
-            extent = Extent(head.next, stream, item.first, count, root)
-            placed.append(extent)
-            self.heads[stream.channel] = Head(extent.next, chained(head.chain, root))
-            self._extend(stream.channel, extent)
+            placed.append(Extent(head.next, stream, item.first, head.chain))
+            self.heads[stream.channel] = Head(head.next + count, chained(head.chain, root))
             self.served[stream] = item.first + count - 1
             if stream.line is not None:
                 self.chains[stream] = chained(self.chains.get(stream, b""), root)
@@ -210,12 +195,6 @@ class State:
             return False
         self.epoch, self.since, self.manifest = epoch, instance, manifest
         return True
-
-    def _extend(self, channel: Channel, extent: Extent) -> None:
-        extents = self.extents.setdefault(channel, deque())
-        extents.append(extent)
-        while extents[0].next <= extent.next - self._retained(channel):
-            extents.popleft()
 
     def _retire(self, stream: Stream) -> None:
         owner = (stream.channel, stream.publisher)
@@ -253,7 +232,6 @@ class State:
                 tuple(sorted((s, upto) for s, upto in self.served.items() if s.line is None)),
                 tuple(sorted((*owner, upto) for owner, upto in self._over.items())),
                 tuple(sorted(self.heads.items())),
-                tuple(sorted((name, tuple(found)) for name, found in self.extents.items())),
                 (self.epoch, self.since),
                 self.manifest,
                 tuple(
@@ -279,7 +257,6 @@ class State:
             owner[stream.line or 0] = stream
         self._over = {(channel, node): upto for channel, node, upto in found.over}
         self.heads = dict(found.heads)
-        self.extents = {channel: deque(extents) for channel, extents in found.extents}
         self.epoch, self.since = found.epoch
         self.manifest = found.manifest
         self.log_id, self.began = found.genesis

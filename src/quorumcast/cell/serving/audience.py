@@ -145,15 +145,17 @@ class Audience:
         reads, size = REPLAY_READS, MAX_FRAME_BYTES // 4
         if asked.until:
             stop, reads, size = min(stop, asked.until), EXCERPT_READS, EXCERPT_BYTES
+        # On a chain the last broker is the source, whatever the subscriber chose.
+        bodies = asked.bodies or served.entry.policy.chained
+        read = ledger.read if bodies else ledger.read_digests
         effects: list[Effect] = []
         for _ in range(reads):
-            held = ledger.read(first, stop - first, size)
+            held = read(first, stop - first, size)
             if held is None or held.first >= stop:
                 break
-            first = held.first + len(held.bodies)
+            first = held.first + len(held.digests) // DIGEST_SIZE
             vote = self._vote_again(served, stream, held)
             if vote is not None:
-                # On a chain the last broker is the source, whatever the subscriber chose.
                 full = asked.bodies or held.order[-1:] == (self._me,)
                 effects.append(Send((reader,), vote, held.bodies if full else ()))
         if not asked.until and stream.lane is Lane.DATA:

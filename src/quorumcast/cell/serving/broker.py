@@ -56,6 +56,7 @@ from quorumcast.cell.serving.served_streams import ServedStreams, StreamStatus, 
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
 from quorumcast.core.machine import (
+    ArchiveReader,
     Connected,
     Disconnected,
     Drop,
@@ -83,7 +84,9 @@ from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.execution import Decided, Snapshot
 from quorumcast.ordering.genesis import Lived
 from quorumcast.ordering.leader_change import Moved
+from quorumcast.ordering.log import Held
 from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.past import Placed
 
 #: Every kind of record that a broker asks its driver to keep.
 RECORDS: tuple[type[Record], ...] = (
@@ -94,6 +97,8 @@ RECORDS: tuple[type[Record], ...] = (
     Ended,
     Voted,
     Stored,
+    Placed,
+    Held,
     Moved,
     Decided,
     Snapshot,
@@ -169,6 +174,10 @@ class Broker:
         self.membership.begin_epoch()
         self._recovery.begin_anew()
         return effects + self._served.watch_ages()
+
+    def read_from(self, archive: ArchiveReader) -> None:
+        """Read archived records here: what the channels of durable logs retain."""
+        self._sequencers.read_from(archive)
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
         if isinstance(event, Receive) and not isinstance(event.message, Taken):

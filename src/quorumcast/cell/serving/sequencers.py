@@ -15,6 +15,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import CELL, EPOCHS, Channel, Millis, NodeId, Stream, total_order
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import (
+    ArchiveReader,
     Connected,
     Effect,
     Event,
@@ -30,11 +31,12 @@ from quorumcast.manifest.files import parse_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.successor import check_successor
 from quorumcast.manifest.view import View
+from quorumcast.ordering.context import LogContext
 from quorumcast.ordering.epochs import within_epoch
-from quorumcast.ordering.execution import LogContext
-from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.log import Held, OrderedLog
 from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.past import Placed
 from quorumcast.ordering.sequencer import Sequencer
 
 
@@ -63,6 +65,7 @@ class Sequencers:
     """The logs of one broker."""
 
     __slots__ = (
+        "_archive",
         "_by_log",
         "_contexts",
         "_judged",
@@ -88,6 +91,8 @@ class Sequencers:
         self._older = older
         #: The last manifest that was checked, and its epoch; 0 if it may not follow this one.
         self._judged = (b"", 0)
+        #: The disk of this broker, if it has one.
+        self._archive: ArchiveReader | None = None
         self._by_log: dict[Protection, Sequencer] = {}
         #: The context of each log; it changes with the epoch.
         self._contexts: dict[Protection, LogContext] = {}
@@ -157,13 +162,14 @@ class Sequencers:
             hear_life=self._served.note_life,
             epoch=view.epoch,
             follows=self._follows,
+            archive=self._archive if self._is_durable(log) else None,
         )
         self._contexts[log] = context
         return Sequencer(
             log,
             view.quorums.of_log(log),
             context,
-            durable=any(policy.journal for policy in mine),
+            durable=self._is_durable(log),
             window=max(policy.limits.pipeline for policy in mine),
             checkpoint=max(policy.limits.checkpoint for policy in mine),
             follows=log in self._older,
@@ -183,9 +189,24 @@ class Sequencers:
         if entry is None or not entry.policy.total:
             return None
         stream = total_order(channel)
-        served = self._served.get(stream) or self._served.open(stream, entry, CELL)
+        served = self._served.get(stream)
+        begins = served is None
+        served = served or self._served.open(stream, entry, CELL)
         carrier = None if served is None else served.carrier
-        return carrier if isinstance(carrier, OrderedLog) else None
+        if not isinstance(carrier, OrderedLog):
+            return None
+        if begins:
+            carrier.ledger.archive = self._contexts[entry.policy.protection].archive
+        return carrier
+
+    def read_from(self, archive: ArchiveReader) -> None:
+        """Read archived records here, for the logs that are durable."""
+        self._archive = archive
+        for log, context in self._contexts.items():
+            context.archive = archive if self._is_durable(log) else None
+
+    def _is_durable(self, log: Protection) -> bool:
+        return any(c.policy.journal for c in self._view.channels if c.policy.log is log)
 
     def all(self) -> dict[Protection, Sequencer]:
         """Every log."""
@@ -222,18 +243,18 @@ class Sequencers:
     def handle(self, event: Event, now: Millis) -> list[Effect] | None:
         """Hand an event to the log that it concerns; None if it concerns none."""
         match event:
-            case (
-                Receive(message=Offer() as offer)
-                | Persisted(record=Stored(offer=offer))
-                | Restored(record=Stored(offer=offer))
-            ) if offer.stream == EPOCHS:
+            case Receive(message=Offer() as offer) | Persisted(record=Stored(offer=offer)) if (
+                offer.stream == EPOCHS
+            ):
                 return self._to_all(event, now)
             case Receive(message=message):
                 log = self._log_of_message(message)
             case TimerFired(timer=concerned):
                 log = getattr(concerned, "log", None)
-            case Persisted(record=Stored() as stored) | Restored(record=Stored() as stored):
+            case Persisted(record=Stored() as stored):
                 log = self.log_of(stored.offer.stream.channel)
+            case Persisted(record=Placed(channel=channel) | Held(channel=channel)):
+                log = self.log_of(channel)
             case Persisted(record=record) | Restored(record=record):
                 log = getattr(record, "log", None)
             case Connected():

@@ -98,9 +98,9 @@ def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[st
 
 def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
     """Print one channel, a line per property."""
-    from quorumcast.manifest.successor import live_limits
+    from quorumcast.manifest.successor import LIVE_LIMITS
 
-    live = live_limits(entry)
+    live = LIVE_LIMITS
     lines = {
         "channel": facts["name"],
         "policy": _policy(facts),

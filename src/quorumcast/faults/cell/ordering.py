@@ -40,6 +40,7 @@ from quorumcast.ordering.messages import (
     Item,
     LogPart,
     Offer,
+    Past,
     Propose,
     Standing,
     StateHead,
@@ -147,7 +148,7 @@ class WithholdOffers(Tampering):
     """Takes part in everything and never gives an offer, a batch, a log or a state to a broker."""
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
-        held_back = isinstance(send.message, Offer | Fetched | LogPart | StateHead | Chunk)
+        held_back = isinstance(send.message, Offer | Fetched | LogPart | StateHead | Chunk | Past)
         return [] if held_back and self.context.hits() else [send]
 
 

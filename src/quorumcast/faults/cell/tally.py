@@ -20,10 +20,10 @@ from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.machine import Bodies, Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.faults.contract import Later
-from quorumcast.ordering.messages import ChunkQuery, Fetch, LogQuery
+from quorumcast.ordering.messages import ChunkQuery, Fetch, LogQuery, PastQuery
 
 #: Requests. Dropping or delaying one is no deed: a correct node need not ask.
-REQUESTS = (Attest, ChunkQuery, Fetch, LogQuery, Missed, Pull, Regain, Subscribe, Survey)
+REQUESTS = (Attest, ChunkQuery, Fetch, LogQuery, Missed, PastQuery, Pull, Regain, Subscribe, Survey)
 #: Messages on which correct brokers may differ if the publisher equivocates, until it is settled.
 ABOUT_STREAMS = ("Vote", "Contents", "Echo", "Ready", "ChainRun", "Ack", "Checkpoint")
 #: Fewer deeds than this of one kind towards one node are slight: packet loss does as much. Kinds

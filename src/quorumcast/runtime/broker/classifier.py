@@ -15,6 +15,7 @@ from quorumcast.ordering.messages import (
     Fetch,
     LogQuery,
     Offer,
+    PastQuery,
     Standing,
     Stop,
     StopData,
@@ -24,7 +25,7 @@ from quorumcast.ordering.messages import (
 #: Messages of clients that are of use to others.
 PUBLICATIONS = frozenset({Publish, ChainRun, Offer})
 #: Requests of brokers.
-BROKER_REQUESTS = frozenset({ChunkQuery, Fetch, LogQuery, Pull, Regain, Survey})
+BROKER_REQUESTS = frozenset({ChunkQuery, Fetch, LogQuery, PastQuery, Pull, Regain, Survey})
 #: Messages that brokers send rarely: more than a turn can take are a flood.
 RARE = frozenset({Positions, Standing, Stop, StopData, Sync, Taken})
 #: Messages of brokers about a stream, which they may have invented.

@@ -26,6 +26,7 @@ from quorumcast.ordering.messages import (
     ChunkQuery,
     Fetch,
     LogQuery,
+    PastQuery,
     Propose,
     Standing,
     Stop,
@@ -171,6 +172,7 @@ class Trespass(Tampering):
             Fetch(log, (), (Cursor(stream, first),)),
             LogQuery(log, 1, stuck=True),
             ChunkQuery(log, 6, 0),
+            PastQuery(log, channel.name, first),
         ]
         return [send, *(Send(manifest.broker_ids, request) for request in requests)]
 

@@ -50,6 +50,7 @@ def small_limits() -> Limits:
     """Limits small enough for a short run to reach them."""
     return Limits(
         retained_publications=512,
+        cached_bytes=256,
         window=64,
         streams_per_publisher=32,
         publisher_buffer=512,

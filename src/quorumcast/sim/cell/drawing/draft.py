@@ -174,6 +174,7 @@ def _short_limits(rng: random.Random) -> Limits:
     window = rng.choice((8, 16))
     return Limits(
         retained_publications=rng.choice((16, 24, 32)),
+        cached_bytes=256,
         window=window,
         publisher_buffer=1024,
         vote_window=rng.choice((window, 2 * window, 64)),

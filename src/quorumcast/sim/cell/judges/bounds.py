@@ -30,6 +30,7 @@ from quorumcast.ordering.checkpoints import HEADS_KEPT, LOG_REACH
 from quorumcast.ordering.consensus import KEPT_VALUES
 from quorumcast.ordering.epochs import MAX_MANIFESTS
 from quorumcast.ordering.execution import STREAMS_OF_A_SEAT
+from quorumcast.ordering.log import MAX_ARRIVING, MAX_ISLANDS
 from quorumcast.ordering.state import LINES_KEPT
 
 
@@ -103,7 +104,11 @@ def _of_total_order(manifest: Manifest, limits: Limits, streams: int) -> dict[st
         "held": 2 * (LOG_REACH // limits.checkpoint + 2) + 1,
         "served_streams": streams + len(channels) * len(clients) * LINES_KEPT,
         "ack_targets": len(clients) * MAX_SEATS * STREAMS_OF_A_SEAT,
-        "extents": limits.retained_publications,
+        # Retention drops whole runs.
+        "positions": limits.retained_publications + MAX_RUN,
+        "runs_in_memory": limits.retained_publications + MAX_RUN,
+        "arriving": MAX_ARRIVING,
+        "islands": MAX_ISLANDS,
     }
 
 

@@ -49,6 +49,7 @@ from quorumcast.ordering.messages import (
     Fetched,
     LogPart,
     Offer,
+    Past,
     Propose,
     StateHead,
     Write,
@@ -82,7 +83,7 @@ class Relevance(EffectChecker):
 DISCLOSING: frozenset[type] = frozenset((Vote, Contents, Checkpoint, Positions))
 #: Messages that are for brokers only.
 INTERNAL: frozenset[type] = frozenset(
-    (Regained, Offer, Propose, Fetched, LogPart, StateHead, Chunk, Echo, Ready)
+    (Regained, Offer, Propose, Fetched, LogPart, StateHead, Chunk, Past, Echo, Ready)
 )
 
 

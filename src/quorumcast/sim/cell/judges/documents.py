@@ -153,11 +153,9 @@ def _unsound(m: Manifest, spare: Manifest) -> dict[str, Manifest]:
         "columns where there were none": _with_channel(_next(m), schema=(("a", "int64"),)),
     }
     if policy.total:
-        retained = policy.limits.retained_publications + 1
         return found | {
             "a log without one of its channels": _next(m, channels=m.channels[1:]),
             "another length of the log": _next(m, channels=(*m.channels, _longer(first))),
-            "another retention of the log": _with_limits(_next(m), retained_publications=retained),
         }
     skipped = replace(m, epoch=m.epoch + 2, brokers=(*m.brokers, more[0]))
     found["a leap with other brokers"] = skipped

@@ -15,7 +15,7 @@ from quorumcast.core.machine import Effect, Persist, Send
 from quorumcast.core.statements import Claim, canonical, parse_stop
 from quorumcast.faults.cell.base import Tampering
 from quorumcast.faults.cell.entry import FaultContext
-from quorumcast.faults.cell.ordering import FAR, EquivocatingLeader, Proposing, false_statement
+from quorumcast.faults.cell.ordering import EquivocatingLeader, Proposing, false_statement
 from quorumcast.faults.contract import Later
 from quorumcast.ordering.consensus import value_of
 from quorumcast.ordering.execution import Snapshot
@@ -155,7 +155,7 @@ class FalseTransfer(Tampering):
                 return [send]
 
     def _falsified(self, image: bytes) -> bytes:
-        state = State(lambda channel: FAR)
+        state = State()
         state.load(image)
         state.heads = {channel: Head(head.next + 8) for channel, head in state.heads.items()}
         return state.image()
