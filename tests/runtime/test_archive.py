@@ -202,6 +202,7 @@ def test_segments_without_records_are_unlinked_after_the_commit(tmp_path: Path) 
         map(filed, range(80, 100))
     )
     base.write([Remove("Filed", "alice", 1000)])
+    tidied(base)
     assert base.archive_bytes == size_of_segments(tmp_path / "s") < 100_000
     base.close()
     opened(tmp_path / "s").close()

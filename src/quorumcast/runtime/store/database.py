@@ -493,15 +493,21 @@ class Database:
         """Whether there is something to `tidy`, and was room for it when it was last tried."""
         if self._no_room_to_tidy:
             return False
-        return self._log_is_long or self._segments.to_compact is not None
+        segments = self._segments
+        return self._log_is_long or segments.has_unneeded or segments.to_compact is not None
 
     @property
     def _log_is_long(self) -> bool:
         return self._logged >= CHECKPOINT_BYTES
 
     def tidy(self) -> None:
-        """Move the WAL into the database, or some records out of a segment that has few left."""
-        work = self._move_log if self._log_is_long else self._compact
+        """One step: move the WAL into the database, unlink a segment, or empty one a little."""
+        if self._log_is_long:
+            work = self._move_log
+        elif self._segments.has_unneeded:
+            work = self._segments.unlink_one
+        else:
+            work = self._compact
         try:
             writing(work, self.path, self._log)
         except DiskFullError:

@@ -10,7 +10,9 @@ store's thread, except for `read`, which any thread may call.
 A crash leaves bytes at the end of a segment that no row names. No segment is appended to after a
 restart, so they do no harm.
 
-A segment is unlinked when no row names it any more, after the commit that removed the last one.
+A segment that no row names any more is unlinked some time after the commit that removed the last
+one (`unlink_one`): to free its space takes a while, and no commit has to wait for that.
+
 Records of different age share segments, so removed bytes may stay between others: `to_compact` is
 the segment with the most of them, once all together are more than an eighth of what is kept.
 Its records are then appended to the current segment, a few at a time, and it is unlinked.
@@ -59,6 +61,8 @@ class Segments:
         #: Since the last commit: the current segment's size then, and changes of live bytes.
         self._settled_size = 0
         self._changed: Counter[int] = Counter()
+        #: Segments without live bytes that are still to be unlinked, and their sizes.
+        self._unneeded: dict[int, int] = {}
         #: Descriptors for reading, least recently used first.
         self._open: OrderedDict[int, int] = OrderedDict()
         self._lock = threading.Lock()
@@ -122,7 +126,7 @@ class Segments:
                 os.ftruncate(self._descriptor, self._settled_size)
 
     def settle(self) -> None:
-        """The commit is on disk: unlink segments without live bytes, end a segment that is long."""
+        """The commit is on disk: note segments without live bytes, end a segment that is long."""
         changed, self._changed = self._changed, Counter()
         self._live.update(changed)
         self.live_bytes += changed.total()
@@ -133,7 +137,7 @@ class Segments:
                 self.seal()
         for segment in changed:
             if self._live[segment] <= 0 and segment in self._sizes:
-                self._unlink(segment)
+                self._abandon(segment)
 
     @property
     def _full_size(self) -> int:
@@ -156,29 +160,42 @@ class Segments:
             os.close(self._descriptor)
             self._current = None
 
-    def _unlink(self, segment: int) -> None:
+    def _abandon(self, segment: int) -> None:
         if segment == self._current:
             # A short one stays for the next records: a new file costs more than its space.
             if self._sizes[segment] < LEAST_SEGMENT_BYTES // 4:
                 return
             self.seal()
-        self.file_bytes -= self._sizes.pop(segment)
         self.live_bytes -= self._live.pop(segment, 0)
-        # One that is in use elsewhere, or gone already, is none of our business.
+        self._unneeded[segment] = self._sizes.pop(segment)
+
+    @property
+    def has_unneeded(self) -> bool:
+        """Whether there is a segment to unlink."""
+        return bool(self._unneeded)
+
+    def unlink_one(self) -> None:
+        """Unlink a segment without live bytes."""
+        segment, size = self._unneeded.popitem()
+        # One that is gone already is gone; any other is removed at the next start.
         with contextlib.suppress(OSError):
             self.path(segment).unlink()
         with self._lock:
             descriptor = self._open.pop(segment, None)
-        # Outside the lock: the disk frees the space now, and that takes a while.
+        # Outside the lock, because this is when the space is freed.
         if descriptor is not None:
             os.close(descriptor)
+        self.file_bytes -= size
 
     # --------------------------------------------------------------- compacting
 
     @property
     def to_compact(self) -> int | None:
         """The segment with the most removed bytes, if there are too many in all; else None."""
-        if self.file_bytes - self.live_bytes <= self.live_bytes // 8 + self._full_size:
+        if (
+            self._unneeded
+            or self.file_bytes - self.live_bytes <= self.live_bytes // 8 + self._full_size
+        ):
             return None
         return max(self._sizes, key=lambda segment: self._sizes[segment] - self._live[segment])
 
