@@ -47,6 +47,8 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "up": Entry("cell.running:up", "Run the brokers of a cell on this machine."),
         "broker": Entry("cell.running:broker", "Run one broker."),
         "restart": Entry("cell.restarting:restart", "Restart brokers of 'up', one at a time."),
+        "backup": Entry("cell.backups:backup", "Copy a cell while it runs."),
+        "restore": Entry("cell.backups:restore", "Make a cell from a backup."),
         "status": Entry("cell.operations:status", "Show the brokers of a cell."),
         "doctor": Entry("cell.doctor:doctor", "Check a cell, and say what to do."),
     },

@@ -31,12 +31,12 @@ PAUSE_S = 0.1
 
 def advance(path: Path, operator: Path | None, change: Change) -> Manifest:
     """Replace the manifest in a file by its next epoch, signed by the operator."""
-    with _locked(path):
+    with locked(path):
         return _advance(path, operator, change)
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Lock the directory: two different manifests with one epoch would split the cell."""
     try:
         directory = os.open(path.parent, os.O_RDONLY)

@@ -48,6 +48,7 @@ from quorumcast.core.machine import Record
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.store import archive
 from quorumcast.runtime.store.archive import ArchiveLookup, ArchiveWriter, checksum
+from quorumcast.runtime.store.backup import MARK, Gate
 from quorumcast.runtime.store.segments import DamageError, Segments, sync_directory
 
 T = TypeVar("T")
@@ -203,8 +204,7 @@ class Database:
     def __init__(self, path: Path, kinds: Sequence[type[Record]], holder: str) -> None:
         self.path = path
         self._log = path.with_name(f"{path.name}-wal")
-        #: So that records of another broker do not pass; it is no secret.
-        self._key = hashlib.blake2b(holder.encode(), digest_size=32).digest()
+        self._key = _key_of(holder)
         self._decoders = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in kinds}
         #: Names of the kinds that are archived.
         self._archived = frozenset(kind.__name__ for kind in kinds if kind.archived)
@@ -219,7 +219,8 @@ class Database:
         self.found: list[Record] = []
         self._mark = self._lock()
         try:
-            self._open()
+            with self._gate:
+                self._open()
         except BaseException:
             self._mark.close()
             raise
@@ -238,7 +239,10 @@ class Database:
                 for file in (path, self._log):
                     with contextlib.suppress(OSError):
                         file.chmod(0o600)
-            return Mark(path.with_name(f"{path.name}.mark"), self._key)
+            mark = Mark(path.with_name(path.name + MARK), self._key)
+            #: Locked around every change of the files, so that backups can hold them still.
+            self._gate = Gate(path)
+            return mark
         except BlockingIOError:
             raise self._in_use("broker") from None
         except OSError as error:
@@ -430,9 +434,11 @@ class Database:
     def write(self, changes: Sequence[Change]) -> None:
         """Make these changes in this order, all or none; they are on disk when this returns."""
         try:
-            size = writing(lambda: self._commit(changes), self.path, self._log)
+            with self._gate:
+                size = writing(lambda: self._commit(changes), self.path, self._log)
         except DiskFullError:
-            self._make_room()
+            with self._gate:
+                self._make_room()
             raise
         self._seq += len(changes)
         self._logged += size
@@ -509,7 +515,8 @@ class Database:
         else:
             work = self._compact
         try:
-            writing(work, self.path, self._log)
+            with self._gate:
+                writing(work, self.path, self._log)
         except DiskFullError:
             # Tried again after the next commit; nothing is lost.
             self._no_room_to_tidy = True
@@ -546,8 +553,29 @@ class Database:
         """Move the WAL into the database and release the lock."""
         self.archive.close()
         self._segments.close()
-        self._connection.close()
+        with self._gate:
+            self._connection.close()
+        self._gate.close()
         self._mark.close()
+
+
+def _key_of(holder: str) -> bytes:
+    """The key of all checksums, so that records of another broker do not pass; it is no secret."""
+    return hashlib.blake2b(holder.encode(), digest_size=32).digest()
+
+
+def accept_copy(path: Path, holder: str) -> None:
+    """Mark the copy of a store as complete, so that its broker starts with it."""
+    mark = Mark(path.with_name(path.name + MARK), _key_of(holder))
+    try:
+        with contextlib.closing(_connect(path)) as connection:
+            ((seq,),) = connection.execute("SELECT seq FROM head").fetchall()
+        mark.begin()
+        mark.move(seq)
+    except (sqlite3.Error, ValueError) as error:
+        raise UsageError(f"the copy {path} is damaged ({error}): take another backup") from None
+    finally:
+        mark.close()
 
 
 def _connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
