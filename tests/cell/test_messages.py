@@ -23,6 +23,7 @@ from quorumcast.broadcast.messages import (
     Voucher,
 )
 from quorumcast.cell.messages import (
+    Accusation,
     Attest,
     CellMessage,
     Checkpoint,
@@ -43,7 +44,7 @@ from quorumcast.core import limits
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Lane, NodeId, Stream, split_digests
 from quorumcast.core.message import Displaced, Message
 from quorumcast.core.quorum import Protection
-from quorumcast.core.statements import Signed
+from quorumcast.core.statements import Evidence, EvidenceKind, Signed
 from quorumcast.ordering.messages import (
     Accept,
     Chunk,
@@ -114,6 +115,7 @@ EXAMPLES: list[Message] = [
     Past(LOG, 8, bytes(32), 5, STREAM, 3, bytes(32), bytes(64)),
     Chunk(LOG, 64, 0),
     Taken(SIGNED),
+    Accusation(Evidence(kind=EvidenceKind.CONFLICT, accused=NodeId("b1"), against=(SIGNED,))),
 ]
 
 decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(CellMessage)

@@ -160,7 +160,8 @@ def test_subscriber_leave_tells_the_brokers_and_forgets() -> None:
     assert made.handle(Leave(ORDERS), T0) == []
     assert reasons(made.handle(vote(B1, 1, b"a"), T0)) == [DropReason.UNKNOWN_CHANNEL]
     assert not made.joined(ORDERS)
-    assert made.sizes() == {"interests": 0, "pulling": 0, "recalled": 0}
+    gone = {"interests": 0, "pulling": 0, "recalled": 0, "accused": 0, "refuted": 0}
+    assert made.sizes() == gone
 
 
 def test_subscriber_beginning_known_asks_for_a_replay_from_there() -> None:

@@ -40,6 +40,7 @@ from quorumcast.broadcast.messages import (
 )
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.messages import (
+    Accusation,
     Attest,
     Checkpoint,
     Missed,
@@ -337,6 +338,8 @@ class DigestNames:
                 return f" {first}..{number}"
             case Checkpoint(statement=signed):
                 return self._segment(signed)
+            case Accusation(evidence=evidence):
+                return f" {evidence.kind.value} {evidence.accused}"
             case Refuse(reason=reason):
                 return f" {reason}"
             case _:

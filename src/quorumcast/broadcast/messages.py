@@ -113,3 +113,14 @@ class Contents(Message, frozen=True, array_like=True):
     stream: Stream
     first: Positive
     digests: Digests
+
+
+def highest_number(message: Message) -> int:
+    """The highest number that a message about a stream names."""
+    match message:
+        case Open(base=base, fresh=fresh):
+            return max(base, fresh)
+        case Publish() | ChainRun() | Echo() | Ready() | Contents() | Pull():
+            return message.first
+        case _:
+            return 0

@@ -23,7 +23,7 @@ from quorumcast.broadcast.messages import (
 from quorumcast.core import limits
 from quorumcast.core.ids import DIGEST_SIZE, Count, Positive, Stream
 from quorumcast.core.message import ChannelName, Digests, Displaced, Message, Order
-from quorumcast.core.statements import Signed
+from quorumcast.core.statements import Evidence, Signed
 from quorumcast.crypto.session import Family
 from quorumcast.ordering.messages import (
     Accept,
@@ -171,12 +171,18 @@ class Taken(Message, frozen=True, array_like=True):
     statement: Signed
 
 
+class Accusation(Message, frozen=True, array_like=True):
+    """This proves that a node lied; verify it yourself."""
+
+    evidence: Evidence
+
+
 CellMessage = (
     Open | Finish | Publish | ChainRun | Ack | Outlived | Refuse | Echo | Ready | Subscribe
     | Unsubscribe | Positions | Vote | Pull | Contents | Missed | Attest | Checkpoint | Survey
     | Regain | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData | Sync
     | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead | ChunkQuery | Chunk | Taken
-    | PastQuery | Past
+    | PastQuery | Past | Accusation
 )  # fmt: skip
 
 #: Everything that the nodes of a cell say to one another.

@@ -137,8 +137,8 @@ class Evidence(msgspec.Struct, frozen=True, tag="evidence", kw_only=True):
 
     kind: EvidenceKind
     accused: NodeId
-    against: tuple[Signed, ...]
-    witnesses: tuple[Signed, ...] = ()
+    against: Annotated[tuple[Signed, ...], Meta(max_length=2)]
+    witnesses: Annotated[tuple[Signed, ...], Meta(max_length=MAX_CHAIN)] = ()
     note: str = ""
 
 

@@ -21,6 +21,7 @@ from quorumcast.core.limits import Overflow
 from quorumcast.core.quorum import Quorums
 from quorumcast.crypto.digest import Hasher, hasher
 from quorumcast.crypto.directory import Address, PublicKeys
+from quorumcast.crypto.evidence import Court
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.mac import mac_factory
@@ -224,3 +225,7 @@ class Manifest(
                 "operator for a manifest with the new keys"
             )
         return Keyring(identity, self, mac_factory(self.mac))
+
+    def court(self) -> Court:
+        """Verifies evidence and receipts by this manifest."""
+        return Court(self.cell, self.broker_ids, self.quorums, self.keys, self.hash)

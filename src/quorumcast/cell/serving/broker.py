@@ -19,8 +19,11 @@ from quorumcast.broadcast.messages import (
     Publish,
     Pull,
     Ready,
+    highest_number,
 )
+from quorumcast.cell.accusations import Accusations
 from quorumcast.cell.messages import (
+    Accusation,
     Attest,
     Checkpoint,
     Finish,
@@ -56,6 +59,7 @@ from quorumcast.cell.serving.served_streams import ServedStreams, StreamStatus, 
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
 from quorumcast.core.machine import (
+    Accuse,
     ArchiveReader,
     Connected,
     Disconnected,
@@ -114,6 +118,7 @@ class Broker:
     """The machine of a broker."""
 
     __slots__ = (
+        "_accusations",
         "_admission",
         "_audience",
         "_dispatch",
@@ -137,6 +142,7 @@ class Broker:
     ) -> None:
         # `life` is drawn by the driver whenever a broker starts; no two are alike.
         view = self._view = View(manifest, keyring)
+        self._accusations = Accusations(view)
         self._audience = Audience(view.me)
         self._admission = Admission(view, self._audience)
         self._journal = Journal()
@@ -162,6 +168,7 @@ class Broker:
             Positions: self._on_recovery,
             Regained: self._on_recovery,
             Attest: self._on_attest,
+            Accusation: self._accusations.on_accusation,
         }
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
@@ -172,6 +179,7 @@ class Broker:
             effects += self._finish(served, said) if said else []
         effects += self._sequencers.begin_epoch()
         self.membership.begin_epoch()
+        self._accusations.begin_epoch()
         self._recovery.begin_anew()
         return effects + self._served.watch_ages()
 
@@ -187,7 +195,7 @@ class Broker:
             return self._positioned(moved)
         match event:
             case Connected(peer=peer):
-                watch = self._served.watch_ages()
+                watch = self._served.watch_ages() + self._accusations.connected(peer)
                 return [*watch, *self._recovery.connected(peer), *self._handle(event, now)]
             case TimerFired(timer=Sweep()):
                 return self._sweep(now)
@@ -268,6 +276,7 @@ class Broker:
     def sizes(self) -> dict[str, int]:
         sizes = {"streams": len(self._served), **self._audience.sizes(), **self._admission.sizes()}
         sizes |= self._recovery.sizes() | self.membership.sizes() | self._sequencers.sizes()
+        sizes |= self._accusations.sizes()
         sizes["journaled"] = len(self._journal)
         sizes["repeating"] = len(self._retransmission)
         sizes["addresses"] = self._journal.addresses
@@ -372,7 +381,7 @@ class Broker:
                 return [Drop(DropReason.UNKNOWN_STREAM, sender)]
         if stream.lane is Lane.HISTORY and not served.entry.policy.has_history:
             return [Drop(DropReason.UNEXPECTED, sender)]
-        if _highest(message) > MAX_NUMBER:
+        if highest_number(message) > MAX_NUMBER:
             return [Drop(DropReason.OUT_OF_WINDOW, sender)]
         if served.closed and not isinstance(message, Pull):
             return [Drop(DropReason.UNKNOWN_STREAM, sender)]
@@ -453,6 +462,8 @@ class Broker:
         for effect in effects:
             if isinstance(effect, Vouch):
                 out += self._vouch(served, effect)
+            elif isinstance(effect, Accuse):
+                out += self._accusations.found(effect.evidence)
             else:
                 out += self._journaled(served, effect)
         statements = served.notary.newly_whole(served.carrier)
@@ -636,14 +647,3 @@ def _would_vouch(served: ServedStream, message: Message) -> bool:
     if isinstance(message, Contents):
         return served.carrier.would_echo_contents(message.first)
     return isinstance(message, Publish | ChainRun)
-
-
-def _highest(message: Message) -> int:
-    """The highest number that a message about a stream names."""
-    match message:
-        case Open(base=base, fresh=fresh):
-            return max(base, fresh)
-        case Publish() | ChainRun() | Echo() | Ready() | Contents() | Pull():
-            return message.first
-        case _:
-            return 0

@@ -18,6 +18,7 @@ from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave, P
 from quorumcast.broadcast.chain import is_chain
 from quorumcast.broadcast.messages import Contents, Cursor
 from quorumcast.broadcast.signed_history import read_history
+from quorumcast.cell.accusations import Accusations
 from quorumcast.cell.messages import (
     Checkpoint,
     Missed,
@@ -42,6 +43,7 @@ from quorumcast.core.ids import (
     total_order,
 )
 from quorumcast.core.machine import (
+    Accuse,
     CancelTimer,
     Connected,
     Disconnected,
@@ -76,6 +78,7 @@ class Subscriber:
     """The machine of a subscriber."""
 
     __slots__ = (
+        "_accusations",
         "_fetcher",
         "_interests",
         "_recaller",
@@ -87,6 +90,7 @@ class Subscriber:
 
     def __init__(self, manifest: Manifest, keyring: Keyring) -> None:
         view = self._view = View(manifest, keyring)
+        self._accusations = Accusations(view)
         #: One interest per channel joined.
         self._interests: dict[Channel, Interest] = {}
         #: Brokers that can be reached, in the order in which they came.
@@ -99,6 +103,7 @@ class Subscriber:
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
         self._view.adopt(manifest, keyring)
+        self._accusations.begin_epoch()
         self._refusals.clear()
         for gone in [peer for peer in self._up if peer not in manifest.broker_ids]:
             del self._up[gone]
@@ -155,6 +160,7 @@ class Subscriber:
     def sizes(self) -> dict[str, int]:
         sizes = {
             "interests": len(self._interests),
+            **self._accusations.sizes(),
             **self._fetcher.sizes(),
             **self._recaller.sizes(),
         }
@@ -221,7 +227,7 @@ class Subscriber:
             return []
         self._up[peer] = None
         self._skipped.connected(peer)
-        effects: list[Effect] = []
+        effects: list[Effect] = self._accusations.connected(peer)
         for interest in self._interests.values():
             interest.reconnected(peer)
             if interest.source is None:
@@ -446,9 +452,19 @@ class Subscriber:
         archive = None if interest is None else interest.archives.get(statement.stream)
         if interest is None or archive is None:
             return [Drop(DropReason.UNKNOWN_STREAM, broker)]
-        effects = archive.file(broker, statement, message.statement)
+        effects = [
+            told
+            for effect in archive.file(broker, statement, message.statement)
+            for told in self._handed_on(effect)
+        ]
         acceptor = interest.acceptors[statement.stream]
         return effects + archive.prove(acceptor, self._receipt_votes(interest))
+
+    def _handed_on(self, effect: Effect) -> list[Effect]:
+        """An effect of an archive; evidence goes to the brokers as well."""
+        if isinstance(effect, Accuse):
+            return self._accusations.found(effect.evidence)
+        return [effect]
 
     def _ask_for_signatures(self, interest: Interest) -> list[Effect]:
         """Ask again for receipts that are still awaited."""

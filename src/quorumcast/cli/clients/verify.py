@@ -19,7 +19,6 @@ from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
     from quorumcast.core.statements import Evidence, Receipt
-    from quorumcast.crypto.evidence import Court
     from quorumcast.manifest.manifest import Manifest
 
 #: Exit code for an undecided document.
@@ -133,19 +132,7 @@ def _contradicts_itself(document: Receipt | Evidence, manifest: Manifest) -> boo
 
     if not isinstance(document, Receipt):
         return False
-    return _court(manifest).why_receipt_fails(document, votes=0) is not None
-
-
-def _court(manifest: Manifest) -> Court:
-    from quorumcast.crypto.evidence import Court
-
-    return Court(
-        manifest.cell,
-        manifest.broker_ids,
-        manifest.quorums,
-        manifest.keys,
-        manifest.hash,
-    )
+    return manifest.court().why_receipt_fails(document, votes=0) is not None
 
 
 def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
@@ -153,7 +140,7 @@ def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
     from quorumcast.core.quorum import receipt_votes
     from quorumcast.core.statements import Receipt
 
-    court = _court(manifest)
+    court = manifest.court()
     facts: dict[str, Any]
     if isinstance(document, Receipt):
         stream = document.stream

@@ -128,9 +128,7 @@ def find_proofs(
         shown_by.update(dict.fromkeys(observers))
 
     for manifest in manifests:
-        court = Court(
-            manifest.cell, manifest.broker_ids, manifest.quorums, manifest.keys, manifest.hash
-        )
+        court = manifest.court()
         for observer, data in evidence:
             document = verified_evidence(data, court)
             if document is not None:

@@ -8,7 +8,7 @@ and have a budget.
 from __future__ import annotations
 
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Publish, Pull, Ready
-from quorumcast.cell.messages import Positions, Regain, Survey, Taken
+from quorumcast.cell.messages import Accusation, Positions, Regain, Survey, Taken
 from quorumcast.core.message import Message
 from quorumcast.ordering.messages import (
     ChunkQuery,
@@ -27,7 +27,7 @@ PUBLICATIONS = frozenset({Publish, ChainRun, Offer})
 #: Requests of brokers.
 BROKER_REQUESTS = frozenset({ChunkQuery, Fetch, LogQuery, PastQuery, Pull, Regain, Survey})
 #: Messages that brokers send rarely: more than a turn can take are a flood.
-RARE = frozenset({Positions, Standing, Stop, StopData, Sync, Taken})
+RARE = frozenset({Accusation, Positions, Standing, Stop, StopData, Sync, Taken})
 #: Messages of brokers about a stream, which they may have invented.
 ABOUT_STREAMS = frozenset({Contents, Echo, Ready})
 #: Streams that are remembered for each peer.

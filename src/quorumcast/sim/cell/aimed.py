@@ -12,15 +12,24 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from quorumcast.broadcast.messages import Cursor, Open, Publish, Pull
-from quorumcast.cell.messages import Attest, Missed, Regain, Subscribe, Survey
+from quorumcast.cell.messages import Accusation, Attest, Missed, Regain, Subscribe, Survey
 from quorumcast.core.ids import Lane, Millis, NodeId, Stream, total_order
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
+from quorumcast.core.statements import (
+    Basis,
+    Evidence,
+    EvidenceKind,
+    SegmentStatement,
+    Signed,
+    canonical,
+)
 from quorumcast.faults.cell.base import Tampering
 from quorumcast.faults.cell.catalogue import ALL, CRASH_LIVE, FIFO, TOTAL
 from quorumcast.faults.cell.clients import EquivocatingPublisher
 from quorumcast.faults.cell.entry import CatalogueEntry, FaultContext, Footprint, Role
 from quorumcast.faults.contract import Later
+from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.messages import (
     Accept,
     ChunkQuery,
@@ -137,7 +146,7 @@ class LateMessages(Tampering):
 
 
 class Trespass(Tampering):
-    """Asks for everything on every channel, in every way that a message allows."""
+    """Asks for everything on every channel, in every way that a message allows, and slanders."""
 
     __slots__ = ("_number",)
     #: Limit of requests: otherwise each answer would cause another.
@@ -173,8 +182,29 @@ class Trespass(Tampering):
             LogQuery(log, 1, stuck=True),
             ChunkQuery(log, 6, 0),
             PastQuery(log, channel.name, first),
+            Accusation(_slander(manifest, stream)),
         ]
         return [send, *(Send(manifest.broker_ids, request) for request in requests)]
+
+
+def _slander(manifest: Manifest, stream: Stream) -> Evidence:
+    """Two contradictory statements of a broker, which it has not signed."""
+    accused = manifest.broker_ids[0]
+    said = SegmentStatement(
+        cell=manifest.cell,
+        epoch=manifest.epoch,
+        broker=accused,
+        stream=stream,
+        first=1,
+        count=1,
+        root=b"a",
+        basis=Basis.SETTLED,
+        life=b"life",
+    )
+    against = tuple(
+        Signed(accused, canonical(replace(said, root=root)), bytes(64)) for root in (b"a", b"b")
+    )
+    return Evidence(kind=EvidenceKind.CONFLICT, accused=accused, against=against)
 
 
 def _aimed(

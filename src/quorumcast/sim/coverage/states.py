@@ -45,6 +45,7 @@ MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("broadcast/sender.py", "publisher", FIFO),
     ("ordering/offer_sender.py", "publisher", TOTAL),
     ("ordering/*.py", "broker", TOTAL),
+    ("cell/accusations.py", "broker", ALL),
     ("cell/serving/broker.py", "broker", FIFO),
     ("cell/serving/admission.py", "broker", ALL),
     ("cell/serving/membership.py", "broker", ALL),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
 from quorumcast.broadcast.history import WAITING
 from quorumcast.broadcast.signed_history import REMEMBERED
+from quorumcast.cell.accusations import MAX_ACCUSED_CLIENTS
 from quorumcast.cell.publishing.published_stream import MAX_REST_BYTES, MAX_RUN_BYTES
 from quorumcast.cell.serving.recovery import CHUNK
 from quorumcast.cell.subscribing.archive import MAX_PENDING, RANGES
@@ -65,6 +66,8 @@ def _of_brokers(
     }
     return {
         "epoch_statements": 2 * len(brokers),
+        "accused": len(brokers) + MAX_ACCUSED_CLIENTS,
+        "refuted": len(brokers) + len(clients),
         "epochs": MAX_MANIFESTS,
         "streams": streams,
         "complaints": streams * len(clients),

@@ -22,7 +22,6 @@ from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Accuse
 from quorumcast.core.quorum import Broadcast, OrderQuorums, Protection, Quorums, receipt_votes
 from quorumcast.core.statements import Evidence, Receipt
-from quorumcast.crypto.evidence import Court
 from quorumcast.crypto.identity import Identity
 from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.manifest.build import repeatable_seeds
@@ -337,9 +336,7 @@ class SoundCourt(EffectChecker):
 
 
 def _convinces(document: Receipt | Evidence, manifest: Manifest) -> bool:
-    court = Court(
-        manifest.cell, manifest.broker_ids, manifest.quorums, manifest.keys, manifest.hash
-    )
+    court = manifest.court()
     if isinstance(document, Evidence):
         return court.why_evidence_fails(document) is None
     channel = manifest.channel(document.stream.channel)

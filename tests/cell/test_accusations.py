@@ -1,0 +1,204 @@
+"""Evidence for brokers: believed only if it holds, passed on, bounded. n = 4, f = 1."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.cells import (
+    AB,
+    ALICE,
+    B1,
+    B2,
+    B3,
+    B4,
+    BOB,
+    CAROL,
+    STREAM,
+    T0,
+    Cell,
+    accused,
+    bodies,
+    identity_of,
+    messages,
+    reasons,
+    sent,
+)
+
+from quorumcast.broadcast.signed_history import read_history
+from quorumcast.cell import accusations
+from quorumcast.cell.accusations import MAX_REFUTED, Accusations
+from quorumcast.cell.messages import Accusation
+from quorumcast.core.ids import NodeId
+from quorumcast.core.machine import Accuse, Connected, DropReason, Effect, Receive, Send
+from quorumcast.core.statements import Basis, Evidence, EvidenceKind, Signed
+from quorumcast.manifest.build import next_epoch
+
+CELL = Cell(AB)
+BROKERS = CELL.manifest.broker_ids
+P = bodies(1, 4)
+LIE = (b"other", *P[1:])
+
+
+def segment(broker: NodeId, *run: bytes, signer: NodeId | None = None, epoch: int = 1) -> Signed:
+    return CELL.segment(broker, 1, *run, signer=signer, epoch=epoch)[1]
+
+
+def conflict(liar: NodeId, signer: NodeId | None = None) -> Evidence:
+    against = (segment(liar, *P, signer=signer), segment(liar, *LIE, signer=signer))
+    return Evidence(kind=EvidenceKind.CONFLICT, accused=liar, against=against)
+
+
+def outvoted(liar: NodeId, *witnesses: NodeId, epoch: int = 1) -> Evidence:
+    return Evidence(
+        kind=EvidenceKind.OUTVOTED,
+        accused=liar,
+        against=(segment(liar, *LIE, epoch=epoch),),
+        witnesses=tuple(segment(witness, *P, epoch=epoch) for witness in witnesses),
+    )
+
+
+def hand(at: Accusations, evidence: Evidence, sender: NodeId = BOB) -> list[Effect]:
+    return at.on_accusation(Receive(sender, Accusation(evidence)), T0)
+
+
+def noted(evidence: Evidence, sender: NodeId) -> Evidence:
+    return msgspec.structs.replace(evidence, note=f"received from {sender}")
+
+
+@pytest.mark.parametrize("evidence", [conflict(B4), outvoted(B4, B2, B3)], ids=["self", "others"])
+def test_broker_believes_evidence_that_holds_and_passes_it_on_once(evidence: Evidence) -> None:
+    broker = CELL.broker(B1)
+    told = noted(evidence, BOB)
+    assert broker.handle(Receive(BOB, Accusation(evidence)), T0) == [
+        Accuse(told), Send((B2, B3, B4), Accusation(told)),
+    ]  # fmt: skip
+    for sender in (BOB, B2):  # a replay costs no signature
+        again = broker.handle(Receive(sender, Accusation(evidence)), T0)
+        assert reasons(again) == [DropReason.DUPLICATE]
+        assert accused(again) == []
+
+
+def test_broker_does_not_return_evidence_to_its_sender_and_tells_brokers_that_connect() -> None:
+    broker = CELL.broker(B1)
+    (passed_on,) = sent(broker.handle(Receive(B2, Accusation(conflict(B4))), T0), Accusation)
+    assert passed_on.to == (B3, B4)
+    assert messages(broker.handle(Connected(B3), T0), Accusation) == [
+        Accusation(noted(conflict(B4), B2))
+    ]
+    assert messages(broker.handle(Connected(BOB), T0), Accusation) == []
+
+
+def test_subscriber_hands_evidence_to_all_brokers_and_to_those_that_come_back() -> None:
+    made = CELL.subscriber(BOB)
+    for broker in BROKERS:
+        made.handle(Connected(broker), T0)
+    found = made._accusations.found(conflict(B4))
+    assert found == [Accuse(conflict(B4)), Send(BROKERS, Accusation(conflict(B4)))]
+    # Another lie of the same broker is reported, and handed to nobody.
+    assert made._accusations.found(outvoted(B4, B1, B2)) == [Accuse(outvoted(B4, B1, B2))]
+    assert messages(made.handle(Connected(B2), T0), Accusation) == [Accusation(conflict(B4))]
+    told = made.handle(Receive(B1, Accusation(conflict(B3))), T0)
+    assert reasons(told) == [DropReason.UNEXPECTED]
+
+
+FORGED = {
+    "signed by another": conflict(B4, signer=B3),
+    "one statement": Evidence(
+        kind=EvidenceKind.CONFLICT, accused=B4, against=(segment(B4, *P),)
+    ),
+    "twice the same": Evidence(
+        kind=EvidenceKind.CONFLICT, accused=B4, against=(segment(B4, *P),) * 2
+    ),
+    "of somebody else": msgspec.structs.replace(conflict(B4), accused=B3),
+    "too few witnesses": outvoted(B4, B2),
+    "one witness twice": outvoted(B4, B2, B2),
+    "its own witness": outvoted(B4, B2, B4),
+    "of an earlier epoch": outvoted(B4, B2, B3, epoch=0),
+    "of no node": conflict(NodeId("mallory"), signer=B4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("evidence", FORGED.values(), ids=FORGED.keys())
+def test_broker_drops_evidence_that_does_not_hold(evidence: Evidence) -> None:
+    at = Accusations(CELL.view(B1))
+    assert reasons(hand(at, evidence)) == [DropReason.BAD_SIGNATURE]
+    assert at.connected(B2) == []
+
+
+def test_broker_does_not_listen_to_those_who_send_nonsense_until_the_next_epoch() -> None:
+    view = CELL.view(B1)
+    at = Accusations(view)
+    for _ in range(MAX_REFUTED):
+        assert reasons(hand(at, FORGED["too few witnesses"])) == [DropReason.BAD_SIGNATURE]
+    for sender in (BOB, NodeId(f"{BOB}#7")):  # a seat is no other identity
+        assert reasons(hand(at, conflict(B4), sender)) == [DropReason.OVER_LIMIT]
+    assert accused(hand(at, conflict(B4), CAROL)) == [noted(conflict(B4), CAROL)]
+    at.begin_epoch()
+    assert accused(hand(at, conflict(B3))) == [noted(conflict(B3), BOB)]
+
+
+def test_evidence_is_bounded_and_lying_clients_leave_room_for_brokers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accusations, "MAX_ACCUSED_CLIENTS", 1)
+    at = Accusations(CELL.view(B1))
+
+    def by(client: NodeId) -> Evidence:
+        stream = STREAM if client == ALICE else msgspec.structs.replace(STREAM, publisher=client)
+        told = [CELL.history(1, 1, body, signer=client, stream=stream) for body in (b"a", b"b")]
+        read = [read_history(body, stream.history) for body in told]
+        against = tuple(found[0] for found in read if found is not None)
+        return Evidence(kind=EvidenceKind.CONFLICT, accused=client, against=against)
+
+    assert accused(hand(at, by(ALICE))) == [noted(by(ALICE), BOB)]
+    assert reasons(hand(at, by(CAROL))) == [DropReason.OVER_LIMIT]
+    assert accused(hand(at, conflict(B4))) == [noted(conflict(B4), BOB)]
+    assert at.sizes() == {"accused": 2, "refuted": 0}
+    monkeypatch.setattr(accusations, "MAX_EVIDENCE_BYTES", 100)
+    assert reasons(hand(at, conflict(B3))) == [DropReason.OVER_LIMIT]
+    # What this node has found itself is reported all the same.
+    assert at.found(conflict(B3)) == [Accuse(conflict(B3))]
+
+
+def test_evidence_that_rests_on_f_ends_with_its_epoch_and_a_contradiction_does_not() -> None:
+    view = CELL.view(B1)
+    at = Accusations(view)
+    hand(at, outvoted(B4, B2, B3))
+    hand(at, conflict(B3))
+    manifest = next_epoch(view.manifest)
+    view.adopt(manifest, manifest.keyring(identity_of(B1)))
+    at.begin_epoch()
+    told = noted(conflict(B3), BOB)
+    assert at.connected(B2) == [Send((B2,), Accusation(told))]
+
+
+signed = st.builds(
+    CELL.segment,
+    st.sampled_from(BROKERS),
+    st.just(1),
+    st.sampled_from((b"a", b"b")),
+    basis=st.sampled_from(Basis),
+    signer=st.just(B4),
+    epoch=st.integers(0, 2),
+    life=st.integers(1, 2),
+).map(lambda made: made[1])
+#: What the three correct brokers have signed: all of it is true.
+TRUE = [CELL.segment(broker, 1, b"a", basis=basis)[1] for broker in (B1, B2, B3) for basis in Basis]
+any_signed = st.one_of(signed, st.sampled_from(TRUE))
+
+
+@given(
+    st.builds(
+        Evidence,
+        kind=st.sampled_from(EvidenceKind),
+        accused=st.sampled_from((*BROKERS, ALICE)),
+        against=st.lists(any_signed, max_size=2).map(tuple),
+        witnesses=st.lists(any_signed, max_size=5).map(tuple),
+    )
+)
+def test_one_liar_makes_no_evidence_against_a_correct_node(evidence: Evidence) -> None:
+    """It has its own key, and what others have signed."""
+    at = Accusations(CELL.view(B1))
+    assert {one.accused for one in accused(hand(at, evidence, B4))} <= {B4}
