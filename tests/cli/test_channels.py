@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -260,6 +261,12 @@ def test_channel_in_a_durable_log_is_on_disk_whatever_it_says(
     capsys.readouterr()
     listed = answer(capsys, "channel", "list", "-m", tmp_path / "cell")["channels"]
     on_disk = {channel["name"]: (channel["title"], channel["on_disk"]) for channel in listed}
+    kept = {channel["name"]: channel["retention"] for channel in listed}
+    assert (kept["kept"], kept["own"]) == ("everything", "4,096 publications, 64 MiB")
+    assert main(["channel", "show", "kept", "-m", str(tmp_path / "cell")]) == 0
+    assert re.search("^keeps +everything$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["channel", "list", "kept", "-m", str(tmp_path / "cell")]) == 0
+    assert "everything" in capsys.readouterr().out
     assert on_disk == {
         "kept": ("total+durable", "publications"),
         "too": ("total", "publications"),

@@ -310,8 +310,10 @@ def busy_cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["change", "orders", "--column", "price:int8"], "carries bytes, and what is retained is"),
         (["change", "orders", "--publishers", "zoe"], "gives rights to 'zoe'"),
         (["change", "orders", "--limit", "segment=64"], "limit 'segment' of channel 'orders'"),
-        (["change", "trades", "--limit", "retained_publications=9999"], "cannot change while"),
-        (["change", "trades", "--limit", "retained_publications=9"], "cannot change while"),
+        (["change", "trades", "--retain", "9"], "is 9, too few for a 'window' of publications"),
+        (["change", "trades", "--retain", "everything"], "kept in the memory of brokers"),
+        (["change", "orders", "--retain", "7 moons"], "an age such as 7d (s, m, h, d and w"),
+        (["create", "more:brb", "--retain", "7d", "--retain", "8d"], "says again what another"),
         (["delete", "orders"], "and everything that brokers hold of it; add --yes"),
         (["delete", "trades", "--yes"], "channel change trades --publishers - --subscribers -"),
         (["delete", "nothing", "--yes"], "there is no channel 'nothing'"),
@@ -341,9 +343,10 @@ def test_channel_of_a_cell_that_is_down_is_changed_at_once(
     capsys: pytest.CaptureFixture[str], busy_cell: Path
 ) -> None:
     arguments = ["channel", "change", "orders", "--subscribers", "-", "--publishers", "alice"]
-    limit = ["--limit", "retained_publications=9000"]
-    assert main([*arguments, *limit, "-m", str(busy_cell), "--json"]) == 0
+    retain = ["--retain", "9000", "--retain", "7d"]
+    assert main([*arguments, *retain, "-m", str(busy_cell), "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
+    assert done["channel"]["retention"] == "7 days, 9,000 publications, 64 MiB"
     assert (done["channel"]["publishers"], done["channel"]["subscribers"]) == (["alice"], [])
     assert (done["taken"], done["channel"]["limits"]["retained_publications"]) == ({}, 9000)
     assert main(["channel", "list", "-m", str(busy_cell)]) == 0

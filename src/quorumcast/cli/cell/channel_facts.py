@@ -22,6 +22,8 @@ def channel_facts(cell: Manifest, entry: ChannelEntry) -> dict[str, Any]:
     """
     import msgspec
 
+    from quorumcast.manifest.retention import retention_of
+
     policy = entry.policy
     shared = any(c.policy.durable and c.policy.log is policy.log for c in cell.channels)
     on_disk = "publications" if shared else "promises" if policy.journal else ""
@@ -30,6 +32,7 @@ def channel_facts(cell: Manifest, entry: ChannelEntry) -> dict[str, Any]:
         "policy": policy.name,
         "title": policy.title,
         "on_disk": on_disk,
+        "retention": retention_of(policy.limits),
         "durable": policy.durable,
         "journal": policy.journal,
         "alpha": policy.alpha,
@@ -81,12 +84,13 @@ def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[st
     title = f"cell {cell.cell}, epoch {cell.epoch}"
     if brokers:
         title += "; below each broker: publications that it has taken (in all, held or not)"
-    columns = ("channel", "policy", "on disk", "publishers", "subscribers", "columns")
+    columns = ("channel", "policy", "keeps", "on disk", "publishers", "subscribers", "columns")
     found = table(*columns, right=brokers, fold=True, simple=True, title=title)
     for fact in facts:
         found.add_row(
             fact["name"],
             _policy(fact),
+            fact["retention"],
             fact["on_disk"],
             _rights(fact["publishers"]),
             _rights(fact["subscribers"]),
@@ -104,6 +108,7 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
     lines = {
         "channel": facts["name"],
         "policy": _policy(facts),
+        "keeps": facts["retention"],
         "on disk": facts["on_disk"] or "nothing",
         "publishers": _rights(facts["publishers"]),
         "subscribers": _rights(facts["subscribers"]),

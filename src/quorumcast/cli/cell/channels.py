@@ -36,6 +36,7 @@ from quorumcast.manifest.patterns import matching
 if TYPE_CHECKING:
     from quorumcast.core.limits import Limits, Overflow
     from quorumcast.manifest.manifest import ChannelEntry, Group, Manifest
+    from quorumcast.manifest.policy import Policy
 
 app = Commands(
     no_args_is_help=True,
@@ -51,6 +52,15 @@ ColumnOption = Annotated[
 LimitOption = Annotated[
     list[str] | None,
     typer.Option("--limit", metavar="NAME=NUMBER", help="A limit; may be repeated."),
+]
+RetainOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--retain",
+        metavar="AGE|SIZE|COUNT|everything",
+        help="How much to keep, such as 7d, 1GB or 100000 (publications); may be repeated: the "
+        "first limit that is reached applies.",
+    ),
 ]
 OverflowOption = Annotated[
     str | None,
@@ -192,6 +202,7 @@ def create(
     channel: Annotated[str, typer.Argument(metavar=CHANNEL)],
     where: OperatorOptions,
     column: ColumnOption = None,
+    retain: RetainOption = None,
     limit: LimitOption = None,
     overflow: OverflowOption = None,
     subscriptions: SubscriptionsOption = False,
@@ -204,7 +215,7 @@ def create(
     from quorumcast.manifest.build import next_epoch
 
     made = parse_channel(channel)
-    policy = replace(made.policy, limits=with_limits(made.policy.limits, limit))
+    policy = replace(made.policy, limits=with_limits(made.policy, limit, retain))
     entry = replace(made, policy=policy, schema=_columns(column), overflow=_overflow(overflow))
     cell = where.read()
     urls = where.urls(cell)
@@ -238,6 +249,7 @@ def change(
         str | None, typer.Option(help="Who may subscribe, in the same way.")
     ] = None,
     column: ColumnOption = None,
+    retain: RetainOption = None,
     limit: LimitOption = None,
     overflow: OverflowOption = None,
     subscriptions: SubscriptionsOption = False,
@@ -246,10 +258,10 @@ def change(
     wait: WaitOption = True,
     json_: JsonOption = False,
 ) -> None:
-    """Change rights, groups or local limits, or add columns.
+    """Change rights, groups, retention or local limits, or add columns.
 
-    A new column comes after the others and is null in earlier publications. New limits apply to
-    streams that are opened from then on.
+    A new column comes after the others and is null in earlier publications. Other limits than
+    --retain apply to streams that are opened from then on.
     """
     from msgspec.structs import replace
 
@@ -262,10 +274,10 @@ def change(
             f"{wrong} stays, because publications that rest on it are retained; make a new channel "
             "with 'quorumcast channel create'"
         )
-    given = (publishers, subscribers, column or None, limit or None, overflow)
+    given = (publishers, subscribers, column or None, retain or None, limit or None, overflow)
     if all(value is None for value in given) and not subscriptions and not sharing.given:
         raise UsageError(
-            "nothing to change; use --publishers, --subscribers, --column, --limit, "
+            "nothing to change; use --publishers, --subscribers, --column, --retain, --limit, "
             "--overflow, --subscriptions, --share or --unshare"
         )
     cell = where.read()
@@ -276,7 +288,7 @@ def change(
         for title, kind in entry.schema:
             if title in dict(new):
                 raise UsageError(f"channel {name!r} has a column {title!r} already, of type {kind}")
-        limits = with_limits(entry.policy.limits, limit)
+        limits = with_limits(entry.policy, limit, retain)
         check_limits(entry, limits)
         return replace(
             entry,
@@ -376,9 +388,13 @@ def _overflow(given: str | None) -> Overflow:
     return Overflow.WAIT if given is None else Overflow(given)
 
 
-def with_limits(limits: Limits, given: list[str] | None) -> Limits:
-    """The limits, with changes from the command line."""
+def with_limits(policy: Policy, given: list[str] | None, retain: list[str] | None = None) -> Limits:
+    """The limits of a policy, with changes from the command line."""
     from difflib import get_close_matches
+
+    from quorumcast.manifest.retention import with_retention
+
+    limits = with_retention(policy, retain or ())
 
     known = [field.name for field in msgspec.structs.fields(limits)]
     wanted: dict[str, int] = {}

@@ -93,7 +93,7 @@ def init(
     cell = where.read()
     urls = where.urls(cell)
     chosen = Policy.parse(policy or _policy(cell, where))
-    chosen = replace(chosen, limits=with_limits(chosen.limits, limit))
+    chosen = replace(chosen, limits=with_limits(chosen, limit))
     names = Names.under(prefix)
     rights = (parse_rights(probes), parse_rights(consoles), parse_rights(""))
     made = missing_entries(cell, names, chosen, *rights)

@@ -1,0 +1,128 @@
+"""How much a channel keeps, as users write and read it."""
+
+import pytest
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import EVERYTHING, FOREVER_MS, Limits
+from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.retention import retention_of, with_retention
+
+DURABLE = Policy.parse("total+durable")
+IN_MEMORY = Policy.parse("ab")
+
+
+def kept(*given: str, policy: Policy = DURABLE) -> tuple[int, int, int]:
+    limits = with_retention(policy, given)
+    return limits.retained_ms, limits.retained_bytes, limits.retained_publications
+
+
+@pytest.mark.parametrize(
+    ("text", "age", "size", "count"),
+    [
+        ("7d", 7 * 86_400_000, EVERYTHING, EVERYTHING),
+        ("2w", 14 * 86_400_000, EVERYTHING, EVERYTHING),
+        ("1.5 hours", 5_400_000, EVERYTHING, EVERYTHING),
+        ("30m", 1_800_000, EVERYTHING, EVERYTHING),
+        ("90s", 90_000, EVERYTHING, EVERYTHING),
+        ("99999w", FOREVER_MS, EVERYTHING, EVERYTHING),
+        ("1GB", FOREVER_MS, 10**9, EVERYTHING),
+        ("64 MiB", FOREVER_MS, 64 << 20, EVERYTHING),
+        ("500mb", FOREVER_MS, 500 * 10**6, EVERYTHING),
+        ("100000", FOREVER_MS, EVERYTHING, 100_000),
+        ("4,096 publications", FOREVER_MS, EVERYTHING, 4096),
+        ("everything", FOREVER_MS, EVERYTHING, EVERYTHING),
+    ],
+)
+def test_retention_is_an_age_a_size_a_count_or_everything(
+    text: str, age: int, size: int, count: int
+) -> None:
+    assert kept(text) == (age, size, count)
+
+
+def test_retention_given_anew_replaces_all_three_limits() -> None:
+    before = Policy.named(
+        "total",
+        journal=True,
+        limits=Limits(retained_publications=5000, retained_bytes=6000, retained_ms=7000),
+    )
+    assert kept("7d", "1GB", policy=before) == (7 * 86_400_000, 10**9, EVERYTHING)
+    assert with_retention(before, ()) == before.limits
+
+
+@pytest.mark.parametrize(
+    ("given", "age", "size", "count"),
+    [
+        ("1GB", FOREVER_MS, 10**9, 3_906_250),
+        ("7d", 7 * 86_400_000, 64 << 20, 262_144),
+        ("100000", FOREVER_MS, 64 << 20, 100_000),
+        ("100KB", FOREVER_MS, 100_000, 4096),
+    ],
+)
+def test_retention_in_memory_always_has_a_size_and_a_count(
+    given: str, age: int, size: int, count: int
+) -> None:
+    assert kept(given, policy=IN_MEMORY) == (age, size, count)
+
+
+def test_retention_of_everything_in_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"kept in the memory of brokers.*such as --retain 1GB"):
+        with_retention(IN_MEMORY, ["everything"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "much",
+        "7 moons",
+        "-3",
+        "0",
+        "0d",
+        "1.5",
+        "0.2 bytes",
+        "d7",
+        "1e9",
+        "٧d",
+        "1,5GB",
+        "9" * 400,
+    ],
+)
+def test_retention_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--retain takes an age such as 7d .* not "):
+        with_retention(DURABLE, [text])
+
+
+@pytest.mark.parametrize("given", [("7d", "3h"), ("1GB", "everything"), ("everything", "7d")])
+def test_retention_given_twice_is_refused(given: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="says again what another one says"):
+        with_retention(DURABLE, given)
+
+
+def test_retention_by_an_age_too_short_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--retain 0.5s is too short for what is under way"):
+        with_retention(DURABLE, ["0.5s"])
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("everything", "everything"),
+        ("7d", "7 days"),
+        ("1h", "1 hour"),
+        ("90s", "90 seconds"),
+        ("1.5s", "1.5 seconds"),
+        ("1GB", "1 GB"),
+        ("1.5GB", "1,500 MB"),
+        ("64MiB", "64 MiB"),
+        ("1 publication", "1 publication"),
+        ("1234567 bytes", "1,234,567 bytes"),
+    ],
+)
+def test_retention_is_shown_so_that_it_can_be_given_back(given: str, text: str) -> None:
+    limits = with_retention(DURABLE, [given])
+    assert retention_of(limits) == text
+    assert with_retention(DURABLE, [text]) == limits
+
+
+def test_retention_by_default_names_both_limits() -> None:
+    assert retention_of(IN_MEMORY.limits) == "4,096 publications, 64 MiB"
