@@ -36,6 +36,7 @@ from tests.support.cells import (
     suspects,
 )
 
+from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import (
     Ack,
     ChainRun,
@@ -64,7 +65,7 @@ from quorumcast.cell.messages import (
 )
 from quorumcast.cell.serving.audience import REPLAYS, REPLAYS_MS
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.journal import Settled, Vouched
+from quorumcast.cell.serving.journal import Attested, Journal, Settled, Vouched
 from quorumcast.cell.serving.served_streams import WrittenTotals
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable
@@ -688,6 +689,17 @@ def test_broker_with_a_journal_signs_only_what_the_disk_holds() -> None:
     effects = made.handle(Receive(BOB, Attest(STREAM, 1)), T0)
     assert sent(effects, Checkpoint) == []
     assert len(sent(synced(effects), Checkpoint)) == 1
+
+
+def test_journal_waits_for_a_longer_record_that_cannot_be_extended_from_the_ledger() -> None:
+    """A broker signs a segment of what a history names, and does not hold the rest of it yet."""
+    journal, ledger = Journal(), Ledger(Limits())
+    longer = Attested(STREAM, 1, digests(b"a", b"b"))
+    shorter = Attested(STREAM, 1, digests(b"a"))
+    assert journal.whole(longer, ledger) == longer
+    assert journal.whole(shorter, ledger) == longer
+    journal.synced(longer)
+    assert journal.whole(shorter, ledger) is None
 
 
 def test_broker_with_a_journal_echoes_nothing_else_when_others_have() -> None:

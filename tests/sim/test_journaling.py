@@ -96,13 +96,13 @@ def test_what_histories_have_settled_otherwise_need_not_be_on_the_disk() -> None
     assert says(Vote(STREAM, 1, ONE), policy="ab+history", settled=1) == ["Journal"]
 
 
-def test_signature_on_a_settled_segment_may_precede_its_record_and_contradicts_none() -> None:
-    signed = Checkpoint(segment(ONE + ONE))
-    assert says(signed, policy="ab+history", settled=1) == ["Journal"]
-    assert says(signed, policy="ab+history", settled=2) == []
-    other = Attested(STREAM, 1, ONE + OTHER)
+def test_signature_that_the_disk_does_not_hold_is_reported() -> None:
+    signed, other = Checkpoint(segment(ONE + ONE)), Attested(STREAM, 1, ONE + OTHER)
+    assert says(signed, Attested(STREAM, 1, ONE + ONE), policy="ab+history") == []
+    assert says(signed, policy="ab+history", settled=2) == ["Journal"]
     assert says(signed, other, policy="ab+history", settled=2) == ["Journal"]
     assert says(signed, other, policy="ab+history", settled=2, lies=True) == []
+    assert says(signed, other, policy="ab+history", settled=1, lies=True) == ["Journal"]
 
 
 @pytest.mark.parametrize("kind", [Vouched, Attested])

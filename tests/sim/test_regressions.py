@@ -47,6 +47,8 @@ FOUND = [
     "ab+history-crash-151",
     # Two liars and their neighbours in the chain took turns at standing aside, for ever.
     "chain+history-alter-body-201024",
+    # A broker signed a part of what a history names before its record of the whole was on disk.
+    "chain+history-alter-body-9500215",
     # A leader proposed before a broker that is far away had come, and two others crashed: that one
     # took no part in what had been proposed before it came, so that the log stood still.
     "total-crash-trespass-9100338",

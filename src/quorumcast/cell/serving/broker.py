@@ -245,11 +245,11 @@ class Broker:
                 self._served.remember(record)
                 return []
             case Persisted(record=Vouched() as record):
-                served = self._served.get(record.stream.data)
-                if served is not None:
-                    served.written(record)
+                self._journal.synced(record)
+                self._served.synced(record)
                 return []
             case Persisted(record=Attested() as record):
+                self._journal.synced(record)
                 return self._positioned(self._recovery.journaled(record))
             case _:
                 return []

@@ -146,7 +146,7 @@ class JournaledStream(msgspec.Struct, frozen=True):
 class Journal:
     """What the journal of earlier lives holds, by stream and lane."""
 
-    __slots__ = ("_lanes", "_owners", "_written")
+    __slots__ = ("_lanes", "_owners", "_unsynced", "_written")
 
     def __init__(self) -> None:
         self._lanes: dict[Stream, JournaledLane] = {}
@@ -154,6 +154,8 @@ class Journal:
         self._owners: dict[tuple[Channel, NodeId], dict[Stream, None]] = {}
         #: The length of the longest record at each address of the journal, in numbers.
         self._written: dict[Stream, dict[tuple[type[Record], int], int]] = {}
+        #: The records among them that are being written; no more than writes are under way.
+        self._unsynced: dict[tuple[type[Record], Stream, int], VouchRecord] = {}
 
     def __bool__(self) -> bool:
         return bool(self._lanes)
@@ -183,21 +185,29 @@ class Journal:
     def whole(self, record: VouchRecord, ledger: Ledger) -> VouchRecord | None:
         """The record to write, extended so that it never replaces a longer one.
 
-        None if the digests to extend it with are gone: the journal says the same already.
+        If the digests to extend it with are not held, the journal says the same already: the result
+        is the longer record while that is being written, and None once it is on disk.
         """
         written = self._written.setdefault(record.stream, {})
         key, count = (type(record), record.first), len(record.digests) // DIGEST_SIZE
         longest = written.get(key, 0)
         if longest <= count:
             written[key] = count
+            self._unsynced[type(record), record.stream, record.first] = record
             return record
         digests = ledger.digests(record.first, longest)
         if digests is None:
             known = self.of(record.stream, record.first, longest)
             digests = b"".join(d for d in known if d is not None)
         if len(digests) != longest * DIGEST_SIZE:
-            return None
+            return self._unsynced.get((type(record), record.stream, record.first))
         return type(record)(record.stream, record.first, digests)
+
+    def synced(self, record: VouchRecord) -> None:
+        """Note that a record is on disk."""
+        key = (type(record), record.stream, record.first)
+        if self._unsynced.get(key) == record:
+            del self._unsynced[key]
 
     @property
     def addresses(self) -> int:

@@ -26,7 +26,7 @@ from quorumcast.broadcast.ledger import AGES, Ledger, Quota
 from quorumcast.broadcast.times import Search
 from quorumcast.cell.messages import Position
 from quorumcast.cell.naming import name_in_turn
-from quorumcast.cell.serving.journal import Ended, EndedStreams, JournaledStream
+from quorumcast.cell.serving.journal import Ended, EndedStreams, JournaledStream, Vouched
 from quorumcast.cell.serving.notary import Notary
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
@@ -162,6 +162,12 @@ class ServedStreams:
         """The ledger of one lane of a stream."""
         served = self._by_stream.get(stream.data)
         return None if served is None else served.ledger(stream.lane)
+
+    def synced(self, record: Vouched) -> None:
+        """Note that the journal of a stream holds a record."""
+        served = self._by_stream.get(record.stream.data)
+        if served is not None:
+            served.written(record)
 
     def over(self, data: Stream) -> bool:
         """Whether a stream has ended and never comes back."""

@@ -12,7 +12,6 @@ subscriber can have accepted anything else.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from quorumcast.broadcast.messages import ChainRun, Echo
 from quorumcast.cell.messages import Checkpoint, Regained, Vote
@@ -113,9 +112,7 @@ class Journaled(EffectChecker):
         digests = [known.get(n, b"") for n in range(said.first, said.first + said.count)]
         last = said.first + said.count - 1
         kept = root(said.first, b"".join(digests)) == said.root
-        # A settled segment may leave while its record is being written, but contradicts none.
-        settled = facts.settled_by_any if b"" in digests else partial(_settled_otherwise, facts)
-        if not kept and last > settled(said.stream):
+        if not kept and last > _settled_otherwise(facts, said.stream):
             facts.violate(self.name, f"{node} signs {said.stream} {last}, not in its journal")
 
     def _vote(self, facts: CellFacts, node: NodeId, vote: Write | Accept) -> None:
