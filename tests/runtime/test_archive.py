@@ -447,6 +447,33 @@ def test_segments_that_may_not_grow_are_a_full_disk(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.usefixtures("small")
+def test_compaction_without_room_waits_for_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = opened(tmp_path / "s")
+    for at in range(100):
+        base.write([keep(filed(at)), keep(filed(at, whose="bob"))])
+    base.write([Remove("Filed", "bob", 100)])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(base._segments, "append", full)
+        assert tidied(base) == 1
+    assert [base.archive.get(Filed, "alice", at) for at in range(100)] == [
+        filed(at) for at in range(100)
+    ]
+    base.write([keep(Said("there is room again"))])
+    assert tidied(base) > 10
+    assert base.archive_bytes == size_of_segments(tmp_path / "s") < 700_000
+    assert [base.archive.get(Filed, "alice", at) for at in range(100)] == [
+        filed(at) for at in range(100)
+    ]
+    base.close()
+
+
 # -------------------------------------------------------------------- damage
 
 

@@ -71,8 +71,7 @@ def test_a_broker_that_lost_its_disk_fetches_everything_from_the_others(tmp_path
         run(publish(cell, "alice", 1, 40))
         victim, *others = cell.brokers
         cell.kill(victim)
-        for path in (tmp_path / "data").glob(f"{victim}*"):
-            path.unlink()
+        cell.wipe(victim)
         cell.start_broker(victim)
         run(publish(cell, "bob", 41, 60))
         run(_has_executed(cell, victim, others[0]))
