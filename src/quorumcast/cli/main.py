@@ -125,6 +125,10 @@ def overview() -> str:
             f"  {'--version':{width}}  Show the version.",
             f"  {'-h, --help':{width}}  Show this text; after a command, its arguments.",
             "",
+            "Environment:",
+            "  QUORUMCAST_MANIFEST  The default of -m, --manifest.",
+            "  QUORUMCAST_IDENTITY  The default of -i, --identity.",
+            "",
             "Start here:  quorumcast init cell && quorumcast up cell",
         ]
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from quorumcast.cli.cell import channel_help
 from quorumcast.cli.cell.advancing import advance, wait_until_taken
 from quorumcast.cli.cell.channel_facts import (
     channel_facts,
@@ -197,7 +198,7 @@ def show(
         show_channel(entry, facts)
 
 
-@app.command(example="channel create trades:total+durable -m cell")
+@app.command(example="channel create trades:total+durable -m cell", help=channel_help.CREATE)
 def create(
     channel: Annotated[str, typer.Argument(metavar=CHANNEL)],
     where: OperatorOptions,
