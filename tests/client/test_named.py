@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,7 @@ from tests.runtime.world import PATIENCE_S, until
 
 from quorumcast.client import DeadLetter, Delivery, GapError, NamedSubscription, Node
 from quorumcast.client.named.companion import CompanionLog
+from quorumcast.client.named.maintenance import IDLE_HEARTBEAT_S
 from quorumcast.client.named.overview import subscriptions_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
@@ -355,6 +357,36 @@ async def test_members_that_crash_and_return_lose_no_publication(seed: int) -> N
         await asyncio.gather(*working, return_exceptions=True)
     assert acknowledged == set(range(1, count + 1))
     assert found[0].redelivered > 0
+
+
+@in_a_loop
+async def test_consumer_that_dies_is_silent_and_one_that_idles_is_not() -> None:
+    async with MemoryCell(channels=CHANNELS) as cell:
+        alice, bob, carol = await cell_of(cell, "alice", "bob", "carol")
+        await publish(alice, "orders", 1)
+        mine = bob.subscribe_as("orders", "mine", start="earliest")
+        await mine.open()
+        await take(mine, 1)
+        await mine.flush()
+        (found,) = await subscriptions_of(carol, "orders")
+        assert (found.members, found.silent) == (("bob",), ())
+        await bob.close()  # without closing the subscription
+        with pytest.MonkeyPatch.context() as patch:
+            later = time.time() + 3 * IDLE_HEARTBEAT_S + 1
+            patch.setattr("quorumcast.client.named.overview.time.time", lambda: later)
+            (found,) = await subscriptions_of(carol, "orders")
+        assert (found.members, found.silent) == ((), ("bob",))
+
+
+@in_a_loop
+async def test_idle_consumer_shows_signs_of_life() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quorumcast.client.named.maintenance.IDLE_HEARTBEAT_S", 0.0)
+        async with MemoryCell(channels=CHANNELS) as cell:
+            _, bob = await cell_of(cell, "alice", "bob")
+            async with bob.subscribe_as("orders", "mine", ack_timeout_s=1.0) as mine:
+                first = mine.state().sessions["bob"].last_seen
+                await until(lambda: mine.state().sessions["bob"].last_seen >= first + 2)
 
 
 # ----------------------------------------------------------------- retention

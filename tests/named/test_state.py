@@ -95,6 +95,19 @@ def test_nacked_position_is_redelivered_before_new_ones_with_a_higher_attempt() 
     assert made.redelivered == 1
 
 
+def test_position_claimed_in_advance_and_never_delivered_is_no_redelivery() -> None:
+    made = play(
+        state(),
+        (ALICE, OpenSession(1)),
+        (ALICE, ClaimPositions(1, 3, 9)),
+        (ALICE, CloseSession(1, ((1, 1),))),
+        (BOB, OpenSession(2)),
+        (BOB, ClaimPositions(2, 3, 9)),
+    )
+    assert holds(made, BOB) == [(1, 2), (2, 1), (3, 1)]
+    assert made.redelivered == 1
+
+
 def test_position_out_of_attempts_stays_with_its_consumer_which_marks_it_dead() -> None:
     made = play(
         state(max_attempts=1),

@@ -1,6 +1,7 @@
 """A broker process from inside: what strangers, operators and a full disk cannot do to it."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -157,6 +158,27 @@ def test_broker_full_disk_is_told_to_the_machine_and_shown(
         assert shown.full == shown.waiting_bytes == 0
 
     with_broker(tmp_path, act, JOURNAL, data=tmp_path / "data")
+
+
+def test_broker_manifest_file_of_the_present_epoch_is_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(
+        "quorumcast.runtime.broker.broker.note", lambda what, **_: said.append(what)
+    )
+
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
+        said.clear()
+        os.utime(node.settings.manifest)
+        node.read_manifest()  # the cell has adopted it already
+        assert said == []
+        text = node.settings.manifest.read_text()
+        node.settings.manifest.write_text(text.replace('"epoch": 1', '"epoch": 0'))
+        node.read_manifest()
+        assert said == ["keeps its manifest"]
+
+    with_broker(tmp_path, act)
 
 
 def test_broker_two_with_one_store_are_refused(tmp_path: Path) -> None:

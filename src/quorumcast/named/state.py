@@ -112,7 +112,7 @@ class SubscriptionState:
         self.dead: list[int] = []
         #: The number of all dead positions.
         self.dead_count = 0
-        #: The number of repeated assignments.
+        #: The number of assignments of positions that may have been delivered before.
         self.redelivered = 0
 
     # ---------------------------------------------------------------- reading
@@ -228,8 +228,10 @@ class SubscriptionState:
     def _claim(self, author: str, claim: ClaimPositions) -> None:
         room = min(claim.count, MAX_CLAIMED - len(self.assigned_to(author)))
         for position in sorted(self.returned)[: max(room, 0)]:
-            self.assigned[position] = Assignment(position, author, self.returned.pop(position) + 1)
-            self.redelivered += 1
+            attempt = self.returned.pop(position) + 1
+            self.assigned[position] = Assignment(position, author, attempt)
+            # A session that closes returns what it had claimed in advance as never delivered.
+            self.redelivered += attempt > 1
             room -= 1
         for position in range(self.next, min(self.next + max(room, 0), claim.end)):
             self.assigned[position] = Assignment(position, author, 1)

@@ -98,6 +98,7 @@ def check_brokers(
     answering = {name: row for name, row in rows.items() if is_broker(row, name, manifest.cell)}
     findings += _lost_stores(answering)
     findings += _liars(manifest, answering)
+    findings += _too_many_faulty(manifest, answering)
     findings += _suspects(manifest, answering)
     findings += _logs(manifest, answering)
     findings += _stalled(answering, before or {})
@@ -259,6 +260,18 @@ def _liars(manifest: Manifest, rows: Rows) -> Iterator[Finding]:
             "check the files in the evidence directory with 'quorumcast verify', then remove it"
         )
         yield Finding(accused, "warning", says, advice)
+
+
+def _too_many_faulty(manifest: Manifest, rows: Rows) -> Iterator[Finding]:
+    proven = {accused for row in rows.values() for accused in row["accusations"]}
+    faulty = [name for name, row in rows.items() if row["faults"] or name in proven]
+    if len(faulty) > manifest.f:
+        says = (
+            f"{', '.join(faulty)} are faulty, and f is {manifest.f}: the cell promises nothing any "
+            "more"
+        )
+        advice = "clear faults that were set, and replace brokers that are proven to have lied"
+        yield Finding("quorum", "error", says, advice)
 
 
 def _verb(who: list[str]) -> str:

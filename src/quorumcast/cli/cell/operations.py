@@ -152,7 +152,17 @@ def set_fault(
         # The new options replace those of the installed fault.
         ask(f"{address}/faults?name={quote(fault)}", "DELETE")
     order = {"name": fault, "percent": percent, "victims": victim or []}
-    _report(broker, ask(f"{address}/faults", "POST", order), json_)
+    answer = ask(f"{address}/faults", "POST", order)
+    cell = where.read()
+    faulty = [name for name, row in where.ask(cell).items() if row["up"] and row["faults"]]
+    warning = ""
+    if len(faulty) > cell.f:
+        warning = (
+            f"{len(faulty)} brokers misbehave now ({', '.join(faulty)}), and f is {cell.f}: the "
+            "cell promises nothing any more; make one honest with 'quorumcast faults clear'"
+        )
+        console(stderr=True).print(f"warning: {warning}", markup=False, soft_wrap=True)
+    _report(broker, answer, json_, warning)
 
 
 @faults.command("clear", example="faults clear broker-1 -m cell")
@@ -184,9 +194,9 @@ def _address(broker: str, where: StatusOptions) -> str:
     return urls[broker]
 
 
-def _report(broker: str, answer: dict[str, Any], json_: bool) -> None:
+def _report(broker: str, answer: dict[str, Any], json_: bool, warning: str = "") -> None:
     if json_:
-        print_json({"broker": broker, "faults": answer["installed"]})
+        print_json({"broker": broker, "faults": answer["installed"], "warning": warning})
     else:
         installed = ", ".join(answer["installed"])
         console().print(f"{broker}: {installed or 'honest'}", markup=False)

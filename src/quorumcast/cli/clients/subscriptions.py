@@ -116,7 +116,7 @@ def _print(channel: str, found: list[SubscriptionFacts]) -> None:
                 )
             ]
         )
-        shown.add_row(
-            facts.name, facts.owner or "its group", ", ".join(facts.members) or "none", *numbers
-        )
+        silent = [f"{consumer} (silent)" for consumer in facts.silent]
+        consumers = ", ".join([*facts.members, *silent]) or "none"
+        shown.add_row(facts.name, facts.owner or "its group", consumers, *numbers)
     console().print(shown)

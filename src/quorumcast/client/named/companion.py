@@ -87,6 +87,11 @@ class CompanionLog:
         while not self.exhausted:
             await self.read_back(4 * FIRST_READ)
 
+    def written_at(self, position: int) -> float | None:
+        """When its author wrote an operation, in seconds since 1970; None if it is not here."""
+        batch = self._found.get(position)
+        return None if batch is None else batch.published_at.timestamp()
+
     def replay_into(self, follower: Follower) -> Follower:
         """Pass all operations to a follower, and return it."""
         for position in sorted(self._found):

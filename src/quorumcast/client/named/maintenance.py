@@ -1,8 +1,9 @@
 """Periodic work of a consumer: heartbeats, expiry of silent sessions, snapshots, new manifests.
 
-- While the consumer has assignments, it writes a `Heartbeat` at least every third of the timeout.
+- While the consumer has assignments, it writes a `Heartbeat` at least every third of the timeout,
+  and otherwise every IDLE_HEARTBEAT_S, so that operators can tell an idle consumer from a dead one.
 - It observes the other consumers that have assignments. If one writes nothing for the timeout, it
-  writes `ExpireSession`. A subscription without assignments needs neither, and causes no traffic.
+  writes `ExpireSession`. An idle consumer keeps nobody waiting, so its session stays.
 - It writes a snapshot after SNAPSHOT_EVERY operations, and earlier if the companion would otherwise
   drop the last root (`named.follower`).
 - It writes `Configure` when a new manifest changes the group.
@@ -29,6 +30,8 @@ from quorumcast.named.state import SubscriptionState
 
 #: Operations since the last root after which the author of the newest one writes a snapshot.
 SNAPSHOT_EVERY = 256
+#: Time between two heartbeats of a consumer without assignments.
+IDLE_HEARTBEAT_S = 60.0
 
 
 class MaintainedConsumer(Protocol):
@@ -129,7 +132,8 @@ class ConsumerMaintenance:
 
     def _maybe_heartbeat(self, timeout_s: float) -> None:
         silent_s = self._loop.time() - self._consumer.last_write_at
-        if self._consumer.busy and silent_s >= timeout_s / 3:
+        due_s = timeout_s / 3 if self._consumer.busy else max(timeout_s / 3, IDLE_HEARTBEAT_S)
+        if silent_s >= due_s:
             self._consumer.write(Heartbeat(self._consumer.session))
 
     def _expire_silent_sessions(self, timeout_s: float) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from quorumcast.client.named.companion import CompanionLog, Connection, make_follower
+from quorumcast.client.named.maintenance import IDLE_HEARTBEAT_S
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Overflow
 from quorumcast.manifest.groups import check_companion
+from quorumcast.named.state import SubscriptionState
 
 
 class SubscriptionFacts(msgspec.Struct, frozen=True):
@@ -16,7 +20,7 @@ class SubscriptionFacts(msgspec.Struct, frozen=True):
     name: str
     #: Owner of a private subscription; "" for a shared one.
     owner: str
-    #: Consumers with an open session.
+    #: Consumers with an open session that show signs of life.
     members: tuple[str, ...]
     #: Low watermark: every position before it is settled. None if brokers
     #: no longer retain an operation from which the state can be computed.
@@ -32,6 +36,9 @@ class SubscriptionFacts(msgspec.Struct, frozen=True):
     dead: int = 0
     #: The newest dead positions.
     dead_positions: tuple[int, ...] = ()
+    #: Consumers whose session is open although they have not written for so long that they are
+    #: dead or cut off: three times as long as a living consumer waits.
+    silent: tuple[str, ...] = ()
 
 
 async def subscriptions_of(node: Connection, channel: str) -> list[SubscriptionFacts]:
@@ -65,11 +72,12 @@ async def subscriptions_of(node: Connection, channel: str) -> list[SubscriptionF
             if state is None:
                 found.append(SubscriptionFacts(name, owner or "", (), None))
                 continue
+            silent = silent_consumers(state, log, time.time())
             found.append(
                 SubscriptionFacts(
                     name=name,
                     owner=owner or "",
-                    members=tuple(state.sessions),
+                    members=tuple(one for one in state.sessions if one not in silent),
                     cursor=state.cursor,
                     lag=max(0, live.end - state.cursor),
                     in_flight=len(state.assigned),
@@ -77,6 +85,20 @@ async def subscriptions_of(node: Connection, channel: str) -> list[SubscriptionF
                     redelivered=state.redelivered,
                     dead=state.dead_count,
                     dead_positions=tuple(state.dead),
+                    silent=silent,
                 )
             )
         return sorted(found, key=lambda facts: (facts.owner, facts.name))
+
+
+def silent_consumers(state: SubscriptionState, log: CompanionLog, now_s: float) -> tuple[str, ...]:
+    """Consumers whose last operation is too old, by their clocks, or is not retained any more."""
+    busy = {one.consumer for one in state.assigned.values()}
+    timeout_s = state.settings.ack_timeout_ms / 1000
+    found = []
+    for consumer, session in state.sessions.items():
+        patience_s = timeout_s if consumer in busy else max(timeout_s, 3 * IDLE_HEARTBEAT_S)
+        seen_s = log.written_at(session.last_seen)
+        if seen_s is None or now_s - seen_s > patience_s:
+            found.append(consumer)
+    return tuple(found)

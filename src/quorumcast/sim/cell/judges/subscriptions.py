@@ -159,7 +159,7 @@ class PlainSubscription:
             if free:
                 self.positions[free[0]].holder = author
                 self.positions[free[0]].attempts += 1
-                self.redelivered += 1
+                self.redelivered += self.positions[free[0]].attempts > 1
             elif self.next < end:
                 self.positions[self.next] = PositionState(author, 1)
                 self.next += 1
