@@ -101,6 +101,35 @@ def test_quota_with_other_limits_lets_go_with_the_next_publication() -> None:
     assert span(held) == (5, 8)
 
 
+@pytest.mark.parametrize(
+    "limits", [Limits(retained_publications=2), Limits(retained_bytes=2)], ids=["count", "bytes"]
+)
+def test_quota_with_lower_limits_lets_go_of_as_much_as_it_may_at_a_time(limits: Limits) -> None:
+    quota = Quota(LIMITS)
+    held = shelf(quota, 2, *(b"x",) * 6)
+    assert not quota.narrow(limits, 3)
+    assert span(held) == (4, 7)
+    held.append(digest(b"y"), b"y")
+    assert span(held) == (5, 8)  # what is added takes the place of something
+    assert quota.narrow(limits, 3)
+    assert span(held) == (6, 8)
+
+
+def test_quota_with_lower_limits_keeps_one_publication_of_any_size() -> None:
+    quota = Quota(LIMITS)
+    held = shelf(quota, 2, b"long", b"long")
+    assert quota.narrow(Limits(retained_bytes=1), 9)
+    assert span(held) == (2, 3)
+
+
+def test_quota_with_lower_limits_still_takes_the_unsettled_that_a_history_may_name() -> None:
+    quota = Quota(Limits(retained_publications=9))
+    quota.unsettled = 5
+    quota.limit(Limits(retained_publications=3))
+    assert not quota.refuses(4, 0)
+    assert quota.refuses(5, 0)
+
+
 def test_quota_looks_at_few_lives_for_what_it_lets_go_of() -> None:
     """A publisher of many lives could else hold up its brokers with one run."""
     looks: list[int] = []

@@ -384,6 +384,15 @@ def test_publisher_sends_a_history_before_brokers_let_go_of_what_it_names() -> N
     assert [(h.first, len(h.digests) // 32) for h in sent] == [(1, 3), (4, 3)]
 
 
+def test_publisher_sends_histories_by_the_bytes_that_a_new_epoch_retains() -> None:
+    made = publisher(limited("ab+history", alpha=100, window=100))
+    assert [h for n in range(8) for h in histories(submit(made, b"%d" % n * 400))] == []
+    lower = Cell(limited("ab+history", alpha=100, window=100, retained_bytes=4000))
+    made.adopt(lower.manifest, lower.keyring(ALICE))
+    sent = histories(submit(made, b"more"))
+    assert [(h.first, len(h.digests) // 32) for h in sent] == [(1, 5), (6, 4)]
+
+
 def test_publisher_that_finishes_covers_its_tail_at_once() -> None:
     made = publisher(limited("ab+history", alpha=10))
     assert histories(submit(made, b"a", b"b")) == []

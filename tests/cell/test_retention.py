@@ -22,7 +22,7 @@ from tests.support.cells import (
 
 from quorumcast.cell.messages import Attest, Checkpoint, Position, Positions, Subscribe
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.served_streams import LONGEST_MS, Sweep
+from quorumcast.cell.serving.served_streams import LONGEST_MS, SHRINK_MS, ServedStreams, Sweep
 from quorumcast.core.ids import Millis
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Connected, Effect, Receive, SetTimer, TimerFired
@@ -99,6 +99,39 @@ def test_broker_takes_another_time_limit_with_the_next_epoch() -> None:
     assert sweeps(effects) == [SPAN // 8]
     pass_time(made, 0, SPAN)
     assert base(made) == 4
+
+
+def adopted(cell: Cell, made: Broker, policy: Policy) -> list[Effect]:
+    entry = msgspec.structs.replace(cell.manifest.channels[0], policy=policy)
+    following = msgspec.structs.replace(cell.manifest, epoch=2, channels=(entry,))
+    return made.adopt(following, cell.keyring(B1))
+
+
+@pytest.mark.parametrize("name", ["direct", "ab"])
+def test_broker_takes_lower_limits_with_the_next_epoch_in_turns(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServedStreams.shrink, "__defaults__", (3,))
+    cell = Cell(limited(name))
+    made = cell.broker()
+    made.handle(publish(1, *bodies(1, 8)), T0)
+    effects = adopted(cell, made, limited(name, retained_publications=4))
+    assert sweeps(effects) == [SHRINK_MS]
+    assert sweeps(made.handle(TimerFired(Sweep()), T0)) == [SHRINK_MS]
+    assert base(made) == 4
+    assert sweeps(made.handle(TimerFired(Sweep()), T0)) == []
+    assert base(made) == 5
+    (told,) = messages(made.handle(Receive(BOB, Subscribe(ORDERS, (), True)), T0), Positions)
+    assert told == Positions(ORDERS, (Position(STREAM, 5, 9),))
+
+
+def test_broker_takes_higher_limits_with_the_next_epoch() -> None:
+    cell = Cell(limited("ab", retained_publications=4))
+    made = cell.broker()
+    made.handle(publish(1, *bodies(1, 4)), T0)
+    assert sweeps(adopted(cell, made, limited("ab", retained_publications=6))) == []
+    made.handle(publish(5, *bodies(5, 3)), T0)
+    assert base(made) == 2
 
 
 def test_broker_that_lost_the_beginning_of_a_segment_signs_for_a_number_alone() -> None:

@@ -416,7 +416,7 @@ class History(Carrier):
         self._ends[statement.index] = end_of(statement)
         while len(self._ends) > REMEMBERED:
             del self._ends[min(self._ends)]
-        unheld = end_of(statement) - self._policy.limits.retained_publications
+        unheld = end_of(statement) - self.ledger.quota.most
         if self.ledger.next <= unheld:
             # Nobody holds what lies before any longer; waiting for it would be for ever.
             self.ledger.skip_to(unheld + 1)

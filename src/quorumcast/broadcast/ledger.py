@@ -384,7 +384,8 @@ class Quota:
     What brokers have not settled together counts apart. Otherwise a lying publisher could begin one
     life after the other at a single broker, settle none, and so push out what everybody has
     settled. As much may be unsettled as is retained. Beyond that the broker gives up what is
-    unsettled of earlier lives, and refuses more of the newest one (`crowded`).
+    unsettled of earlier lives, and refuses more of the newest one (`crowded`). Lower limits do not
+    lower that bound: a history that is under way may name as much as was retained before.
     """
 
     __slots__ = (
@@ -398,6 +399,8 @@ class Quota:
         "most",
         "most_bytes",
         "most_lives",
+        "most_unsettled",
+        "most_unsettled_bytes",
         "pending_bytes",
         "publications",
         "unsettled",
@@ -407,6 +410,9 @@ class Quota:
     )
 
     def __init__(self, limits: Limits) -> None:
+        #: Publications and bytes that may be unsettled; only grow.
+        self.most_unsettled = 0
+        self.most_unsettled_bytes = 0
         self.limit(limits)
         #: The ledgers that share this quota, by life and incarnation: at most two in a life.
         self._lives: dict[int, dict[int, Ledger]] = {}
@@ -435,6 +441,19 @@ class Quota:
         self.most = limits.retained_publications
         self.most_bytes = limits.retained_bytes
         self.most_lives = limits.streams_per_publisher
+        self.most_unsettled = max(self.most_unsettled, self.most)
+        self.most_unsettled_bytes = max(self.most_unsettled_bytes, self.most_bytes)
+
+    def narrow(self, limits: Limits, count: int) -> bool:
+        """Go by these limits, dropping at most so many publications; False if more have to go."""
+        self.limit(limits)
+        self.trim(count)
+        if not self.is_overfull:
+            return True
+        # Until the next call nothing is added to what is too much.
+        self.most = max(self.most, self.publications)
+        self.most_bytes = max(self.most_bytes, self.held_bytes)
+        return False
 
     def enter(self, incarnation: int, ledger: Ledger) -> None:
         """A ledger that is still empty takes part."""
@@ -516,7 +535,8 @@ class Quota:
         """
         # What is pending may be in a ledger as well, and is not held twice.
         waits = max(self.unsettled_bytes, self.pending_bytes)
-        if self.unsettled + count <= self.most and waits + size <= self.most_bytes:
+        fits = self.unsettled + count <= self.most_unsettled
+        if fits and waits + size <= self.most_unsettled_bytes:
             return False
         if not self.unsettled and not waits:
             return False
@@ -527,18 +547,25 @@ class Quota:
     def relieved(self) -> bool:
         """Whether no more than half of what may be unsettled is."""
         waits = max(self.unsettled_bytes, self.pending_bytes)
-        return 2 * self.unsettled <= self.most and 2 * waits <= self.most_bytes
+        return 2 * self.unsettled <= self.most_unsettled and 2 * waits <= self.most_unsettled_bytes
 
-    def trim(self) -> None:
-        """Drop the oldest publications until the rest may be retained."""
-        while self.publications > self.most or (
+    @property
+    def is_overfull(self) -> bool:
+        """Whether more is settled than is retained. A single publication may have any size."""
+        return self.publications > self.most or (
             self.held_bytes > self.most_bytes and self.publications > 1
-        ):
+        )
+
+    def trim(self, count: int = MAX_NUMBER) -> None:
+        """Drop the oldest publications, at most so many, until the rest may be retained."""
+        least = self.publications - count
+        while self.publications > least and self.is_overfull:
             ledger = self._only
             if ledger is None:
                 self._oldest().let_go(1)
             else:
-                ledger.let_go(max(1, min(self.publications - self.most, ledger.kept)))
+                most = self.publications - max(self.most, least)
+                ledger.let_go(max(1, min(most, ledger.kept)))
 
     def _oldest(self) -> Ledger:
         # Each life is taken from the heap once for each time that it was put there: a scan over

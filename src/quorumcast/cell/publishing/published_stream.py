@@ -57,6 +57,7 @@ class PublishedStream:
         "_policy",
         "_uncovered",
         "_uncovered_bytes",
+        "_view",
         "alpha",
         "covered",
         "data",
@@ -76,6 +77,7 @@ class PublishedStream:
         if self.stream.line is not None:
             # A resumed stream belongs to the client, whichever seat it has this time.
             self.stream = Stream(entry.name, holder(view.me), incarnation)
+        self._view = view
         self._keyring = view.keyring
         policy = self._policy = entry.policy
         history: HistorySender | None = None
@@ -125,7 +127,10 @@ class PublishedStream:
         return (self.data,) if self.history is None else (self.data, self.history)
 
     def recount(self) -> list[Effect]:
-        """Go on in a new epoch, perhaps with other brokers."""
+        """Go on in a new epoch, perhaps with other brokers or limits."""
+        entry = self._view.channel(self.stream.channel)
+        if entry is not None:
+            self._history_bytes = entry.policy.limits.retained_bytes // HISTORY_PART
         effects = self.data.recount()
         if self.history is not None:
             # The application is told of publications, not of histories.

@@ -181,7 +181,7 @@ class Broker:
         self.membership.begin_epoch()
         self._accusations.begin_epoch()
         self._recovery.begin_anew()
-        return effects + self._served.watch_ages()
+        return effects + self._served.shrink(0) + self._served.watch_ages()
 
     def read_from(self, archive: ArchiveReader) -> None:
         """Read archived records here: what the channels of durable logs retain."""
@@ -266,7 +266,7 @@ class Broker:
         return effects + self._retransmission.wait()
 
     def _sweep(self, now: Millis) -> list[Effect]:
-        """Remove what is too old, and end streams of which nothing is left."""
+        """Remove what is not retained, and end streams of which nothing is left."""
         effects = self._served.sweep(now)
         for served in self._served.all():
             if served.carrier.ledger.quota.emptied and not served.entry.policy.total:

@@ -5,7 +5,8 @@ and *introducer*, the node whose message made this broker open the stream: a lyi
 invents streams displaces only its own inventions, never a stream that the publisher has opened.
 
 Retention by count and bytes happens with every write; retention by time (`retained_ms`) is a timer
-here. A ledger notes its end a few times within that time, so ages cost nothing per publication, and
+here, which also drops what the limits of a new epoch do not retain any longer, a part at a time. A
+ledger notes its end a few times within the retained time, so ages cost nothing per publication, and
 are at most an eighth too long. After a restart ages count anew. What a protocol still needs stays
 whatever its age (`Carrier.spare`).
 """
@@ -43,12 +44,15 @@ MAX_UNUSED = 4
 UNCLAIMED = 3
 #: The longest time between two sweeps.
 LONGEST_MS = 60_000
+#: Publications that a lower limit drops in one turn, and the time until the next turn.
+SHRUNK_AT_ONCE = 4096
+SHRINK_MS = 5
 
 Owner = tuple[Channel, NodeId]
 
 
 class Sweep(Timer, frozen=True, tag=True):
-    """Remove what has become too old."""
+    """Remove what has become too old, or too much by the limits of a new epoch."""
 
 
 class StreamStatus(msgspec.Struct, frozen=True):
@@ -127,6 +131,8 @@ class ServedStreams:
             self._remove(data)
             over = self._over_of(data)
             over.upto = max(over.upto, data.incarnation)
+        for served in self.all():
+            served.entry = self._view.channel(served.stream.channel) or served.entry
         return [(served, served.carrier.recount()) for served in self.all()]
 
     def __len__(self) -> int:
@@ -254,7 +260,6 @@ class ServedStreams:
         for stream, carrier in served.lanes():
             key = ((stream.channel, stream.publisher), stream.lane)
             quota = self._quotas.setdefault(key, Quota(limits))
-            quota.limit(limits)
             carrier.ledger.share(quota, stream.incarnation)
             # The life before it is not the newest any more, and may have nothing left.
             quota.emptied = True
@@ -457,7 +462,24 @@ class ServedStreams:
                 found.append(Position(data.history, oldest, max(ledger.base, upto)))
         return name_in_turn(found)
 
-    # ------------------------------------------------------------- retention by time
+    # ------------------------------------------------------------- retention
+
+    def shrink(self, count: int = SHRUNK_AT_ONCE) -> list[Effect]:
+        """Go by the limits of this epoch, and drop at most so many publications now.
+
+        To drop millions of publications in one turn would hold up the broker.
+        """
+        done = True
+        for ((channel, _), _), quota in self._quotas.items():
+            entry = self._view.channel(channel)
+            if entry is not None:
+                held = quota.publications
+                done = quota.narrow(entry.policy.limits, count) and done
+                count -= held - quota.publications
+        if done:
+            return []
+        self._sweeping = True
+        return [SetTimer(Sweep(), SHRINK_MS)]
 
     def watch_ages(self) -> list[Effect]:
         """Set the timer, if a channel of this epoch limits ages and it is not set yet."""
@@ -469,7 +491,7 @@ class ServedStreams:
         return [SetTimer(Sweep(), min(shortest // AGES, LONGEST_MS))]
 
     def sweep(self, now: Millis) -> list[Effect]:
-        """Remove what is too old, and set the timer again."""
+        """Remove what is too old or too much, and set the timer again."""
         self._sweeping = False
         effects: list[Effect] = []
         for served in self.all():
@@ -477,4 +499,4 @@ class ServedStreams:
             span = FOREVER_MS if entry is None else entry.policy.limits.retained_ms
             if span < FOREVER_MS:
                 effects += served.carrier.expire(now, span)
-        return effects + self.watch_ages()
+        return effects + self.shrink() + self.watch_ages()
