@@ -109,6 +109,11 @@ def test_binary_input_is_one_event_and_never_cut_unasked(monkeypatch: pytest.Mon
     monkeypatch.setattr(reading, "MAX_BODY_BYTES", 5)
     assert "an event of 11 bytes is too long" in wrong("binary", data, {})[1]
     assert "has a row of more than 5 bytes; publish" in wrong("lines", b"longer than that", {})[1]
+    monkeypatch.setattr(reading, "MAX_ROW_BYTES", 40)
+    assert wrong("arrow", arrow_stream(pa.table({"payload": [b"x", b"y" * 50]})), {}) == (
+        1,
+        "input: row 2 has 54 bytes, more than 40",
+    )
     assert "is a quote missing?" in wrong("csv", b'payload\n"longer than that', {})[1]
 
 

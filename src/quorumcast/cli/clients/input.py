@@ -54,6 +54,8 @@ EXTENSIONS = {
 #: The column of a channel without a schema, and its field in JSON for bytes that are not text.
 PAYLOAD, PAYLOAD_BASE64 = "payload", "payload_base64"
 
+#: The longest row; the rest of a publication is for Arrow's metadata.
+MAX_ROW_BYTES = MAX_BODY_BYTES - 4096
 CHUNK_BYTES = 1 << 20
 #: Rows and bytes of one publication, about.
 BATCH_ROWS, BATCH_BYTES = 4096, 1 << 20
@@ -351,6 +353,10 @@ class EventReader:
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 raise _first_bad_value(values, field.name, field.type, kind, convert) from None
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        if batch.nbytes > MAX_ROW_BYTES:
+            for row in range(rows):
+                if (size := batch.slice(row, 1).nbytes) > MAX_ROW_BYTES:
+                    raise BadRow(row, f" has {size:,} bytes, more than {MAX_ROW_BYTES:,}")
         try:
             return conform(batch, self._schema)
         except UsageError:

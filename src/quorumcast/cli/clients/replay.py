@@ -118,6 +118,8 @@ class _Reader:
         self._progress_at = time.monotonic()
         #: Streams that did not arrive completely, with the last number that brokers hold.
         self.lacking: dict[str, int] = {}
+        #: Which brokers were connected then.
+        self._overdue = ""
 
     async def read(self, where: ClientOptions, channel: str, start: Start) -> None:
         """Connect, and print the requested publications."""
@@ -163,6 +165,7 @@ class _Reader:
                     item = await anext(found, None)
             except TimeoutError:
                 self.lacking = {str(s): number for s, number in subscription.unread.items()}
+                self._overdue = subscription.overdue(self._idle_s)
                 return
             if item is None or not self._take(item):
                 return
@@ -221,8 +224,7 @@ class _Reader:
         )
         for stream, number in self.lacking.items():
             err.print(
-                f"{stream} up to {number:,} did not come within {self._idle_s:g} s; "
-                "see 'quorumcast doctor'",
+                f"{stream} up to {number:,} did not come: {self._overdue}; see 'quorumcast doctor'",
                 markup=False,
                 soft_wrap=True,
             )
