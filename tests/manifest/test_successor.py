@@ -48,6 +48,9 @@ def total(name: str, *, journal: bool = False, crash: bool = False, **limits: in
         ([total("a", journal=True)], [total("a", journal=True), total("b")]),
         ([total("a")], [total("a"), total("b", crash=True, journal=True)]),
         ([total("a", pipeline=9)], [total("a", pipeline=9), total("b")]),
+        ([TRADES, total("a")], [TRADES]),
+        ([TRADES, total("a")], [TRADES, total("b")]),
+        ([total("a", pipeline=9), total("b")], [total("b"), total("c", pipeline=9)]),
     ],
 )
 def test_successor_that_a_running_cell_takes(
@@ -59,7 +62,10 @@ def test_successor_that_a_running_cell_takes(
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ([TRADES], [], "cannot be deleted; close it instead"),
+        ([TRADES], [], "'trades' is the last of the 'total' channels.* create another one first"),
+        ([TRADES, total("a", crash=True)], [TRADES], "'a' is the last of the 'total-crash'"),
+        ([total("a", journal=True), TRADES], [TRADES], "'a' gives the log.* its settings first"),
+        ([total("a", pipeline=9), TRADES], [TRADES], "close it with 'quorumcast channel change a"),
         ([ORDERS], [replace(ORDERS, policy=Policy.named("brb"))], "changes the policy of channel"),
         ([ORDERS], [replace(ORDERS, policy=Policy.named("ab+history", alpha=9))], "the policy"),
         ([NEWS], [replace(NEWS, policy=Policy.named("brb", journal=True))], "the policy"),

@@ -4,12 +4,12 @@ Brokers check before they adopt an epoch, and the operator's commands before the
 keep state across the change: open streams, retained publications, and the state of a log, which
 brokers compare byte for byte.
 
-    may change     clients, keys, rights, addresses, new channels, new columns at the end, groups
-                   of consumers, limits that concern one node alone (`LIVE_LIMITS`); and *one* of:
-                   one more broker, one less, f by one
+    may change     clients, keys, rights, addresses, channels that are added or deleted, new
+                   columns at the end, groups of consumers, limits that concern one node alone
+                   (`LIVE_LIMITS`); and *one* of: one more broker, one less, f by one
     may not        the cell's name, digest, MAC; of a channel its policy, its columns and the other
-                   limits; of a log whether it is durable, how far it runs ahead and how often it
-                   makes checkpoints
+                   limits; of a log whether it exists and is durable, how far it runs ahead and how
+                   often it makes checkpoints
 
 One step at a time, because quorums of two neighbouring epochs then share a correct broker. With
 q(n, f) = ⌊(n+f)/2⌋+1, two quorums of n and n+1 brokers have q(n, f) + q(n+1, f) - (n+1) = f+1 in
@@ -20,11 +20,13 @@ A log decides which epoch follows, so an epoch that was signed and never decided
 long as the next one is one step from the present one. Without a log epochs may be skipped while
 brokers and f stay the same.
 
-A channel with total order cannot be deleted: its publications are in the log among those of other
-channels, and a broker that executes the log again must still know the channel.
+A channel with total order can be deleted while others of its log are left that have the settings of
+the log between them. A broker that executes the log again needs no contents of a deleted channel.
 """
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 import msgspec
 
@@ -61,9 +63,7 @@ def check_successor(present: Manifest, following: Manifest) -> None:
     _check_members(present, following)
     for channel in present.channels:
         later = following.channel(channel.name)
-        if later is None:
-            _check_deletion(channel)
-        else:
+        if later is not None:
             _check_policy(channel, later, epoch)
             _check_schema(channel, later)
     for log in Protection:
@@ -116,14 +116,6 @@ def _check_chains(present: Manifest, following: Manifest) -> None:
             )
 
 
-def _check_deletion(channel: ChannelEntry) -> None:
-    if channel.policy.total:
-        raise UsageError(
-            f"channel {channel.name!r} has a place in the log of the cell and cannot be deleted; "
-            "close it instead: leave nobody the right to publish or to subscribe"
-        )
-
-
 def _check_policy(channel: ChannelEntry, later: ChannelEntry, epoch: int) -> None:
     old, new = channel.policy, later.policy
     if msgspec.structs.replace(old, limits=new.limits) != new:
@@ -164,15 +156,15 @@ def _check_schema(channel: ChannelEntry, later: ChannelEntry) -> None:
 def _check_log(log: Protection, present: Manifest, following: Manifest) -> None:
     """Refuse a change of what all channels of a log share since its first one was made."""
     old, new = _terms(log, present), _terms(log, following)
-    if old is None or new is None or old == new:
+    if old is None or old == new:
         return
-    name = next(
-        c.name
+    if new is None or any(after < before for before, after in zip(old, new, strict=True)):
+        _refuse_deletion(log, present, following, last=new is None)
+    name, kind = next(
+        (c.name, c.policy.name)
         for c in reversed(following.channels)
         if c.policy.log is log and present.channel(c.name) is None
     )
-    policy = following.channel(name)
-    kind = "" if policy is None else policy.policy.name
     if old[0] != new[0]:
         raise UsageError(
             f"channel {name!r} would be durable, but the log of this cell's {kind!r} channels was "
@@ -181,6 +173,26 @@ def _check_log(log: Protection, present: Manifest, following: Manifest) -> None:
     raise UsageError(
         f"channel {name!r} would change the limits 'pipeline' and 'checkpoint' of the log that it "
         f"shares with the other {kind!r} channels; give it theirs, {old[1]} and {old[2]}, or less"
+    )
+
+
+def _refuse_deletion(
+    log: Protection, present: Manifest, following: Manifest, *, last: bool
+) -> NoReturn:
+    name, kind = next(
+        (c.name, c.policy.name)
+        for c in reversed(present.channels)
+        if c.policy.log is log and following.channel(c.name) is None
+    )
+    settings = "its durability, 'pipeline' or 'checkpoint'"
+    reason, wanted = (
+        (f"is the last of the {kind!r} channels, whose log needs one", "one")
+        if last
+        else (f"gives the log of all {kind!r} channels {settings}", "one with its settings")
+    )
+    raise UsageError(
+        f"channel {name!r} {reason}; create another {wanted} first, or close it with "
+        f"'quorumcast channel change {name} --publishers - --subscribers -'"
     )
 
 

@@ -141,7 +141,12 @@ class Execution:
         named = epoch_item(batch)
         if named is not None:
             return [named] if self.epochs.lacks(named) else []
-        return [item for item in self.state.takes(batch) if not self.offers.holds(item)]
+        return [item for item in self._placed(batch) if not self.offers.holds(item)]
+
+    def _placed(self, batch: Batch) -> list[Item]:
+        """Items that get positions on channels that still exist: their contents are needed."""
+        taken = self.state.takes(batch)
+        return [item for item in taken if self._context.log_of(item.stream.channel) is not None]
 
     def taken(self, batch: Batch) -> list[Item] | None:
         """Items of the next batch that get positions; None if some of them are not here."""
@@ -149,7 +154,7 @@ class Execution:
         if named is not None and self.epochs.lacks(named):
             return None
         items = self.state.takes(batch)
-        return items if all(map(self.offers.holds, items)) else None
+        return items if all(map(self.offers.holds, self._placed(batch))) else None
 
     def complete(self, batch: Batch, offer: Offer, bodies: Bodies, now: Millis) -> bool:
         """Take an offer that the next batch lacks: what is decided needs no other authority."""
@@ -212,6 +217,16 @@ class Execution:
     def names(self, offer: Offer) -> bool:
         """Whether that manifest was ordered to follow."""
         return self.halted and offer.digests == self.state.manifest
+
+    def begin_epoch(self, epoch: int) -> list[Effect]:
+        """Go on in an epoch: some channels may be deleted, and others may have had their names."""
+        self.epochs.begin(epoch)
+        log_of = self._context.log_of
+        self.offers.retire(lambda s: s.publisher != CELL and log_of(s.channel) is None)
+        effects = self._sweep()
+        for log, head in self._channels():
+            effects += log.begin_after(head.next, head.chain)
+        return effects
 
     @property
     def reached(self) -> bool:
@@ -380,7 +395,7 @@ class Execution:
             for stored in self._unserved(archive, owner):
                 if stored.offer.stream == EPOCHS:
                     self.epochs.add(stored.offer, stored.bodies, now)
-                else:
+                elif self._context.log_of(stored.offer.stream.channel) is not None:
                     # Also without the right by now: it may be part of what must be decided.
                     self.offers.put_back(stored.offer, stored.bodies, now)
 

@@ -20,7 +20,7 @@ import msgspec
 from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch
 from quorumcast.core.envelope import stamp_of
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, Stream, split_digests
-from quorumcast.core.limits import MAX_NUMBER, Limits
+from quorumcast.core.limits import Limits
 from quorumcast.core.machine import (
     Bodies,
     Effect,
@@ -234,7 +234,11 @@ class OrderedLog(Carrier):
 
     # --------------------------------------------------------------- state transfer
 
-    def skip_to(self, position: int, chain: bytes) -> list[Effect]:
+    def begin_after(self, position: int, chain: bytes) -> list[Effect]:
+        """Begin at a position: a deleted channel of the same name had those before it."""
+        return self.skip_to(position, chain, fill=False) if self.ledger.next == 1 else []
+
+    def skip_to(self, position: int, chain: bytes, *, fill: bool = True) -> list[Effect]:
         """Go on at a later position: what lies before has been ordered without this broker."""
         ledger = self.ledger
         if position <= ledger.next:
@@ -247,7 +251,7 @@ class OrderedLog(Carrier):
         self._memory.clear()
         self._offers.clear()
         self._arriving.clear()
-        self.filling = True
+        self.filling = fill
         return self._note()
 
     def restore(self, position: int, chain: bytes) -> list[Effect]:
@@ -260,7 +264,7 @@ class OrderedLog(Carrier):
         last = archive.last(Placed, channel, position)
         self._islands = held.islands
         if first is None or last is None or last.position < first.position:
-            return self.skip_to(position, chain)
+            return self.skip_to(position, chain, fill=held.filling or held.base != position)
         known = chained(last.chain, extent_root(last.digests))
         self.ledger.restore(first.position, last.next)
         self._chain, self._persisted = known, last.next
@@ -363,11 +367,6 @@ class OrderedLog(Carrier):
         """Nobody has what lies before, or it would not be retained."""
         self.filling = False
         return self._note()
-
-    def erase(self) -> list[Effect]:
-        """The channel is deleted."""
-        channel = self.stream.channel
-        return [Forget(kind, channel, MAX_NUMBER) for kind in (Placed, Held)]
 
     # ------------------------------------------------- what a broker asks of a carrier
 

@@ -167,7 +167,7 @@ class Sequencer:
         """The manifest that was ordered to follow the present one, once it has been executed."""
         return self._execution.passed
 
-    def begin_epoch(self, quorums: OrderQuorums) -> None:
+    def begin_epoch(self, quorums: OrderQuorums) -> list[Effect]:
         """Go on with the brokers of the epoch that the context names now.
 
         What was executed stays. Of what was decided beyond, only what is known to lie before the
@@ -175,7 +175,7 @@ class Sequencer:
         """
         consensus, amnesia, held = self._consensus, self._amnesia, self.catch_up.held
         execution = self._execution
-        execution.epochs.begin(self._context.epoch)
+        effects = execution.begin_epoch(self._context.epoch)
         stands = execution.executed
         while stands < consensus.decided and not execution.reached:
             batch = consensus.batch(stands + 1)
@@ -189,6 +189,7 @@ class Sequencer:
         self._is_new_epoch = True
         self._consensus.late = True
         self._maybe_begin()
+        return effects
 
     def _maybe_begin(self) -> None:
         """Take part in the epoch, once it is known in which instance it began."""
@@ -216,6 +217,11 @@ class Sequencer:
             self._life,
             self._context.life,
         )
+
+    @property
+    def halted(self) -> bool:
+        """Whether the log has ordered a later epoch than this broker is in."""
+        return self._execution.halted
 
     @property
     def leader(self) -> NodeId:

@@ -2,6 +2,10 @@
 
 All total-order channels of one kind share a log, so they share its batches, its leader and its
 checkpoints; each channel has positions of its own. A log is durable if one of its channels is.
+
+A broker that adopts an epoch, or starts in one, removes from its disk everything of channels that
+the epoch does not have. The state of the log still knows how far their positions went: a new
+channel of the same name goes on after them, so no signed statement is ever contradicted.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import msgspec
 from quorumcast.cell.serving.served_streams import ServedStreams
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import CELL, EPOCHS, Channel, Millis, NodeId, Stream, total_order
-from quorumcast.core.limits import Limits
+from quorumcast.core.limits import MAX_NUMBER, Limits
 from quorumcast.core.machine import (
     ArchiveReader,
     Connected,
@@ -22,6 +26,7 @@ from quorumcast.core.machine import (
     Forget,
     Persisted,
     Receive,
+    Record,
     Restored,
     TimerFired,
 )
@@ -67,6 +72,7 @@ class Sequencers:
     __slots__ = (
         "_archive",
         "_by_log",
+        "_clean",
         "_contexts",
         "_judged",
         "_life",
@@ -91,6 +97,8 @@ class Sequencers:
         self._older = older
         #: The last manifest that was checked, and its epoch; 0 if it may not follow this one.
         self._judged = (b"", 0)
+        #: Whether the disk was rid of deleted channels since this broker started.
+        self._clean = False
         #: The disk of this broker, if it has one.
         self._archive: ArchiveReader | None = None
         self._by_log: dict[Protection, Sequencer] = {}
@@ -103,14 +111,32 @@ class Sequencers:
         view = self._view
         self._older = ()
         self._judged = (b"", 0)
+        # The driver has stored the manifest; the offer of it is not needed any more.
+        effects: list[Effect] = [Forget(Stored, str(EPOCHS), view.epoch + 1)] * bool(self._by_log)
+        effects += self._clear()
         for log, sequencer in self._by_log.items():
             context = self._contexts[log]
             context.members, context.epoch = view.brokers, view.epoch
-            sequencer.begin_epoch(view.quorums.of_log(log))
-        ordered = bool(self._by_log)
+            effects += sequencer.begin_epoch(view.quorums.of_log(log))
         self._start_logs()
-        # The driver has stored the manifest; the offer of it is not needed any more.
-        return [Forget(Stored, str(EPOCHS), view.epoch + 1)] if ordered else []
+        return effects
+
+    def _clear(self) -> list[Effect]:
+        """Remove from disk what belongs to channels that this epoch does not have."""
+        archive = self._archive
+        if archive is None:
+            return []
+        kinds: tuple[type[Record], ...] = (Placed, Held, Stored)
+        return [
+            Forget(kind, owner, MAX_NUMBER + 1)
+            for kind in kinds
+            for owner in archive.owners(kind)
+            # The owner of an offer is its stream; names of publishers contain no slash.
+            if self._is_deleted(Channel(owner.rpartition("/")[0] if kind is Stored else owner))
+        ]
+
+    def _is_deleted(self, channel: Channel) -> bool:
+        return channel != EPOCHS.channel and self.log_of(channel) is None
 
     # ----------------------------------------------------------------- epochs
 
@@ -157,7 +183,7 @@ class Sequencers:
                 self.log_of(stream.channel) is log
                 and self._view.may_publish(stream.publisher, stream.channel)
             ),
-            log_of=self._ordered,
+            log_of=lambda channel: self._ordered(channel, log),
             life=self._life,
             hear_life=self._served.note_life,
             epoch=view.epoch,
@@ -184,9 +210,9 @@ class Sequencers:
         entry = self._view.channel(stream.channel)
         return Limits() if entry is None else entry.policy.limits
 
-    def _ordered(self, channel: Channel) -> OrderedLog | None:
+    def _ordered(self, channel: Channel, log: Protection) -> OrderedLog | None:
         entry = self._view.channel(channel)
-        if entry is None or not entry.policy.total:
+        if entry is None or entry.policy.log is not log:
             return None
         stream = total_order(channel)
         served = self._served.get(stream)
@@ -196,7 +222,7 @@ class Sequencers:
         if not isinstance(carrier, OrderedLog):
             return None
         if begins:
-            carrier.ledger.archive = self._contexts[entry.policy.protection].archive
+            carrier.ledger.archive = self._contexts[log].archive
         return carrier
 
     def read_from(self, archive: ArchiveReader) -> None:
@@ -242,6 +268,15 @@ class Sequencers:
 
     def handle(self, event: Event, now: Millis) -> list[Effect] | None:
         """Hand an event to the log that it concerns; None if it concerns none."""
+        effects = self._route(event, now)
+        if self._clean or effects is None or isinstance(event, Restored):
+            return effects
+        # The first event after the start. An epoch that was ordered may have more channels.
+        self._clean = True
+        halted = any(sequencer.halted for sequencer in self._by_log.values())
+        return effects if halted else effects + self._clear()
+
+    def _route(self, event: Event, now: Millis) -> list[Effect] | None:
         match event:
             case Receive(message=Offer() as offer) | Persisted(record=Stored(offer=offer)) if (
                 offer.stream == EPOCHS
@@ -251,10 +286,12 @@ class Sequencers:
                 log = self._log_of_message(message)
             case TimerFired(timer=concerned):
                 log = getattr(concerned, "log", None)
-            case Persisted(record=Stored() as stored):
-                log = self.log_of(stored.offer.stream.channel)
-            case Persisted(record=Placed(channel=channel) | Held(channel=channel)):
+            case Persisted(record=Stored(offer=Offer(stream=Stream(channel=channel))) as record) | (
+                Persisted(record=Placed(channel=channel) | Held(channel=channel) as record)
+            ):
                 log = self.log_of(channel)
+                if log is None:  # it was on its way to disk when the channel was deleted
+                    return [Forget(type(record), record.owner, record.place + 1, record.place)]
             case Persisted(record=record) | Restored(record=record):
                 log = getattr(record, "log", None)
             case Connected():

@@ -30,7 +30,7 @@ from quorumcast.cell.naming import name_in_turn
 from quorumcast.cell.serving.journal import Ended, EndedStreams, JournaledStream, Vouched
 from quorumcast.cell.serving.notary import Notary
 from quorumcast.cell.serving.served_stream import ServedStream
-from quorumcast.core.ids import Channel, Lane, Millis, NodeId, Stream
+from quorumcast.core.ids import CELL, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import FOREVER_MS
 from quorumcast.core.machine import Effect, SetTimer, Timer
 from quorumcast.core.quorum import Broadcast
@@ -124,13 +124,17 @@ class ServedStreams:
         self._sweeping = False
 
     def recount(self) -> list[tuple[ServedStream, list[Effect]]]:
-        """Go on in a new epoch; streams of a deleted channel are removed, and never come back."""
+        """Go on in a new epoch; streams of a deleted channel are removed, and never come back.
+
+        But for a total order: a channel of the same name goes on after its positions.
+        """
         for peer in [peer for peer in self._peer_lives if peer not in self._view.brokers]:
             del self._peer_lives[peer]  # in place: notaries share it
         for data in [s for s in self._by_stream if self._view.channel(s.channel) is None]:
             self._remove(data)
-            over = self._over_of(data)
-            over.upto = max(over.upto, data.incarnation)
+            if data.publisher != CELL:
+                over = self._over_of(data)
+                over.upto = max(over.upto, data.incarnation)
         for served in self.all():
             served.entry = self._view.channel(served.stream.channel) or served.entry
         return [(served, served.carrier.recount()) for served in self.all()]

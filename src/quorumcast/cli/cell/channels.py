@@ -325,16 +325,13 @@ def delete(
 ) -> None:
     """Delete a channel and its retained publications; prints who publishes and subscribes there.
 
-    A channel with total order is part of a log and cannot be deleted; close it instead.
+    Its companion for named subscriptions goes with it. Of all channels that share a log, one stays.
     """
     from quorumcast.manifest.build import next_epoch
+    from quorumcast.manifest.groups import companion_of
 
     cell = where.read()
-    if _entry(cell, name).policy.total:
-        raise UsageError(
-            f"channel {name!r} has a place in the log of the cell and cannot be deleted; close it "
-            f"with 'quorumcast channel change {name} --publishers {NOBODY} --subscribers {NOBODY}'"
-        )
+    _entry(cell, name)
     users = channel_users(name, where.ask(cell))
     if not yes:
         used = f", although {users} there" if users else ""
@@ -344,7 +341,8 @@ def delete(
 
     def remove(old: Manifest) -> Manifest:
         _entry(old, name)
-        return next_epoch(old, channels=tuple(c for c in old.channels if c.name != name))
+        gone = (name, companion_of(name))
+        return next_epoch(old, channels=tuple(c for c in old.channels if c.name not in gone))
 
     new = advance(where.path, where.operator, remove)
     if users:
