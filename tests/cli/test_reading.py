@@ -1,6 +1,7 @@
 """`subscribe --from` and `replay` with real processes."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Any
 
 import pytest
 from tests.cli.shell import QUORUMCAST, answer, line, running, said, started, summary_of
-from tests.runtime.world import PATIENCE_S
+from tests.runtime.world import PATIENCE_S, run
 
 from quorumcast.cli.main import main
+from quorumcast.client import connect
 
 pytestmark = pytest.mark.runtime
 
@@ -95,6 +97,38 @@ def test_replay_says_in_words_what_it_read(cell: Path) -> None:
     assert done.stdout.split() == ALL
     last = done.stderr.splitlines()[-1]
     assert last.startswith("10 events in 5 publications on trades, position 1 to 5")
+
+
+async def publish_one_by_one(cell: Path, channel: str, count: int) -> None:
+    alice = await connect(cell / "manifest.json", cell / "alice.identity", timeout_s=PATIENCE_S)
+    async with alice, alice.publisher(channel) as out:
+        for number in range(count):
+            await out.publish(b"%d" % number)
+
+
+def test_replay_and_subscribe_say_what_is_gone_and_how_to_keep_more(cell: Path) -> None:
+    def told(*arguments: object) -> str:
+        asked = [*QUORUMCAST, *map(str, arguments), "-m", str(cell)]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+        return done.stderr
+
+    small = [text for name in ("window", "segment") for text in ("--limit", f"{name}=8")]
+    told("channel", "create", "short:total", *small, "--retain", "40")
+    run(publish_one_by_one(cell, "short", 32))
+    assert "gap" not in told("replay", "short", "-i", "bob")
+    told("channel", "change", "short", "--retain", "8")
+    told("publish", "short", "last", "-i", "alice")
+    advice = (
+        "are gone: channel short keeps 8 publications, 64 MiB; to keep more from now on: "
+        "quorumcast channel change short --retain 1GB"
+    )
+    gone = re.compile(rf"gap: positions 1 to 2[0-5] of short {advice}")
+    assert gone.search(told("replay", "short", "-i", "bob"))
+    reading = ["subscribe", "short", "-i", "bob", "--count", 1, "--from"]
+    assert gone.search(told(*reading, "earliest"))
+    assert gone.search(told(*reading, "1"))
+    told("channel", "change", "short", "--retain", "1GB")
+    assert "channel short keeps 3,906,250 publications, 1 GB;" in told(*reading, "earliest")
 
 
 @pytest.mark.parametrize(

@@ -406,6 +406,9 @@ async def test_positions_that_are_no_longer_retained_are_announced_as_a_gap() ->
                 await anext(mine)
             gap = caught.value.gap
             assert gap.first == 2
+            told = f"positions 2 to {gap.upto} of orders are gone: channel orders keeps "
+            assert str(caught.value).startswith(told)
+            assert "quorumcast channel change orders --retain " in str(caught.value)
             rest = await take(mine, 62 - gap.upto)
             assert seen(rest) == [(n, 1) for n in range(gap.upto + 1, 63)]
 

@@ -168,7 +168,13 @@ def test_items_yields_gaps() -> None:
             stream = Stream(Channel("events"), NodeId("alice"), 1)
             sub.gap(application.DeliverGap(stream, 3, 5))
             async for item in sub.items():
-                assert item == Gap(stream, 3, 5)
+                assert isinstance(item, Gap)
+                assert (item.stream, item.first, item.upto) == (stream, 3, 5)
+                assert str(item) == (
+                    "publications 3 to 5 of events/alice@1 are gone: channel events keeps 4,096 "
+                    "publications, 64 MiB per publisher; to keep more from now on: quorumcast "
+                    "channel change events --retain 1GB"
+                )
                 break
 
     in_cell(act)

@@ -1,14 +1,21 @@
 """How much a channel keeps, as users write and read it."""
 
+import msgspec
 import pytest
 
 from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel
 from quorumcast.core.limits import EVERYTHING, FOREVER_MS, Limits
+from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
-from quorumcast.manifest.retention import retention_of, with_retention
+from quorumcast.manifest.retention import retention_of, retention_sentence, with_retention
 
 DURABLE = Policy.parse("total+durable")
 IN_MEMORY = Policy.parse("ab")
+
+
+def with_limits(policy: Policy, *given: str) -> Policy:
+    return msgspec.structs.replace(policy, limits=with_retention(policy, given))
 
 
 def kept(*given: str, policy: Policy = DURABLE) -> tuple[int, int, int]:
@@ -126,3 +133,31 @@ def test_retention_is_shown_so_that_it_can_be_given_back(given: str, text: str) 
 
 def test_retention_by_default_names_both_limits() -> None:
     assert retention_of(IN_MEMORY.limits) == "4,096 publications, 64 MiB"
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        (
+            with_limits(DURABLE, "4096"),
+            "channel trades keeps 4,096 publications; to keep more from now on: quorumcast channel "
+            "change trades --retain everything",
+        ),
+        (
+            with_limits(IN_MEMORY, "3GB", "9000"),
+            "channel trades keeps 9,000 publications, 3 GB per publisher; to keep more from now "
+            "on: quorumcast channel change trades --retain 6GB",
+        ),
+        (
+            DURABLE,
+            "too few brokers hold them, although channel trades keeps everything; see 'quorumcast "
+            "doctor'",
+        ),
+    ],
+)
+def test_retention_says_whose_limit_it_was_and_how_to_raise_it(policy: Policy, told: str) -> None:
+    entry = ChannelEntry(Channel("trades"), policy)
+    assert retention_sentence(entry) == told
+    *_, last = told.split()
+    if "--retain" in told:
+        assert with_retention(policy, [last]) != policy.limits

@@ -343,7 +343,11 @@ def test_line_that_nobody_uses_gives_way_to_whoever_waits_for_its_seat(
 def test_source_what_is_not_retained_any_more_fails_or_is_passed_over(cell: LocalCluster) -> None:
     publish(cell, "short", [bytes([number]) for number in range(1, 21)])
     said = {"startingOffsets": '{"short": 5}', "partitions": "1"}
-    with pytest.raises(UsageError, match=r"positions 5 to 12 of 'short' are gone.*failOnDataLoss"):
+    told = (
+        r"positions 5 to 12 of 'short' are gone: channel short keeps 8 publications.* quorumcast "
+        r"channel change short --retain 1GB; set failOnDataLoss"
+    )
+    with pytest.raises(UsageError, match=told):
         everything(cell, "short", **said)
     found = everything(cell, "short", failOnDataLoss="false", **said)
     assert [row["payload"] for row in found] == [bytes([number]) for number in range(13, 21)]

@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec.structs import replace
+
 from quorumcast.broadcast.application import Deliver
 from quorumcast.client.events import Gap, GapReason
 from quorumcast.core.ids import Stream
@@ -50,7 +52,7 @@ class MergedGaps:
         if serial is not None:
             before = self.gaps[serial]
             if (before.reason, before.upto + 1) == (gap.reason, gap.first):
-                self.gaps[serial] = Gap(gap.stream, before.first, gap.upto, gap.reason)
+                self.gaps[serial] = replace(gap, first=before.first)
                 return
         self._serial += 1
         self.gaps[self._serial] = gap

@@ -16,7 +16,7 @@ import msgspec
 from quorumcast.broadcast.application import Deliver
 from quorumcast.core.envelope import Envelope, time_of
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, Digest, NodeId, Stream
+from quorumcast.core.ids import Channel, Digest, NodeId, Stream, total_order
 from quorumcast.core.statements import Receipt
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Gap(msgspec.Struct, frozen=True):
     first: int
     upto: int
     reason: GapReason = GapReason.RETENTION
+    #: What the channel keeps and how to keep more, in words; "" if that is not the reason.
+    retention: str = ""
 
     @property
     def publisher(self) -> NodeId:
@@ -49,11 +51,15 @@ class Gap(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         what = f"publications {self.first} to {self.upto} of {self.stream}"
+        if self.stream == total_order(self.stream.channel):
+            what = f"positions {self.first} to {self.upto} of {self.stream.channel}"
         if self.reason is GapReason.OVERFLOW:
             return (
                 f"{what} were discarded because the subscription's queue was full; take faster, "
                 "or subscribe with a longer queue or overflow='wait'"
             )
+        if self.retention:
+            return f"{what} are gone: {self.retention}"
         return (
             f"{what} will never come: too few brokers hold them, or their stream has ended; read "
             "sooner, or have the channel retain more"

@@ -27,7 +27,7 @@ from typing import Protocol
 from quorumcast.broadcast import application
 from quorumcast.client.arguments import check_overflow, check_start, check_timeout, check_until
 from quorumcast.client.backlog import Backlog
-from quorumcast.client.events import Batch, Event, Gap, GapError
+from quorumcast.client.events import Batch, Event, Gap, GapError, GapReason
 from quorumcast.client.options import SubscriptionOptions
 from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.core.envelope import read_envelope
@@ -36,6 +36,7 @@ from quorumcast.core.ids import Channel, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED, Limits, Overflow
 from quorumcast.core.statements import Receipt
 from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.retention import retention_sentence
 
 #: Drop reasons in `telemetry.drops` for publications that did not reach the application.
 EXPIRED, DISCARDED = "expired", "discarded"
@@ -97,6 +98,8 @@ class Subscription:
         self._channels: dict[Channel, bool] = {}
         #: Packers of all channels so far: publications of a former one may still be queued.
         self._packers: dict[Channel, Packer] = {}
+        #: The newest entries of all channels so far.
+        self._entries: dict[Channel, ChannelEntry] = {}
         #: The first position (None for the next publication, 0 for the oldest), and the first
         #: publication time (0 for any).
         self.start, self.since_us = check_start(options.start, entries)
@@ -168,13 +171,20 @@ class Subscription:
     def gap(self, effect: application.DeliverGap) -> None:
         """Queue a gap."""
         full = self._backlog.full
-        self._backlog.announce(Gap(effect.stream, effect.first, effect.upto))
+        self._backlog.announce(self._gone(effect.stream, effect.first, effect.upto))
         if self._backlog.full and not full:
             self._host.queue_changed()
         self._wake()
 
+    def _gone(self, stream: Stream, first: int, upto: int) -> Gap:
+        """A gap that says what the channel keeps."""
+        entry = self._entries.get(stream.channel)
+        kept = "" if entry is None else retention_sentence(entry)
+        return Gap(stream, first, upto, GapReason.RETENTION, kept)
+
     def attach(self, entry: ChannelEntry) -> None:
         """Add a channel."""
+        self._entries[entry.name] = entry
         self._channels[entry.name] = False
         self._packers[entry.name] = Packer(entry.arrow_schema())
 
@@ -209,6 +219,7 @@ class Subscription:
     def adopt(self, entry: ChannelEntry | None) -> None:
         """Adopt a channel of a new epoch."""
         if entry is not None:
+            self._entries[entry.name] = entry
             self._packers[entry.name].adopt(entry.arrow_schema())
 
     def fail(self, error: Exception) -> None:
@@ -373,6 +384,18 @@ class Subscription:
         """On a channel with total order: the oldest position that brokers hold."""
         return self._host.oldest(self.channel)
 
+    @property
+    def dropped(self) -> list[Gap]:
+        """On channels with total order: the positions from 1 on that brokers no longer hold.
+
+        A subscription that starts with "earliest" begins after them, and gets no gap for them.
+        """
+        return [
+            self._gone(total_order(name), 1, oldest - 1)
+            for name in self._channels
+            if self._entries[name].policy.total and (oldest := self._host.oldest(name)) > 1
+        ]
+
     async def recall(self, positions: Iterable[int]) -> dict[int, Batch | Gap | None]:
         """Fetch single old positions of a channel with total order.
 
@@ -389,9 +412,8 @@ class Subscription:
         found: dict[int, Batch | Gap | None] = {}
         for item in await self._host.recall(self.channel, wanted):
             if item.found is None:
-                found[item.position] = Gap(
-                    total_order(self.channel), item.position, item.oldest - 1
-                )
+                order = total_order(self.channel)
+                found[item.position] = self._gone(order, item.position, item.oldest - 1)
             else:
                 found[item.position] = self._open(item.found)
         return found

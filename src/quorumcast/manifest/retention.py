@@ -130,8 +130,12 @@ def _size(size: int) -> str:
 
 def retention_sentence(entry: ChannelEntry) -> str:
     """Whose limit has dropped what is gone, and the command that raises it."""
-    more = ALL if entry.policy.durable else "1GB"
+    limits, kept = entry.policy.limits, retention_of(entry.policy.limits)
+    keeps = f"channel {entry.name} keeps {kept}{'' if entry.policy.total else ' per publisher'}"
+    if kept == ALL:
+        return f"too few brokers hold them, although {keeps}; see 'quorumcast doctor'"
+    more = ALL if entry.policy.durable else _size(max(10**9, 2 * limits.retained_bytes))
     return (
-        f"channel {entry.name} keeps {retention_of(entry.policy.limits)}; to keep more from now "
-        f"on: quorumcast channel change {entry.name} --retain {more}"
+        f"{keeps}; to keep more from now on: quorumcast channel change {entry.name} --retain "
+        f"{more.replace(' ', '').replace(',', '')}"
     )

@@ -86,7 +86,7 @@ class Printer:
             if self._json:
                 print_json({"gap": gap_fields(item)})
             else:
-                console(stderr=True).print(f"gap: {item}", markup=False)
+                console(stderr=True).print(f"gap: {item}", markup=False, soft_wrap=True)
             return 0
         count = len(item) if most is None else min(most, len(item))
         if self._writer is not None:
@@ -149,10 +149,12 @@ class Printer:
 def gap_fields(gap: Gap) -> dict[str, Any]:
     """The JSON fields of a gap."""
     return {
+        "channel": gap.stream.channel,
         "publisher": gap.publisher,
         "from": gap.first,
         "to": gap.upto,
         "reason": gap.reason.value,
+        "text": str(gap),
     }
 
 

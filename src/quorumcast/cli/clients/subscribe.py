@@ -183,6 +183,8 @@ class _Listener:
                 f"subscribed to {channel}{which}", markup=False, soft_wrap=True
             )
             try:
+                for gap in subscription.dropped if options.start == EARLIEST else ():
+                    self._printer.print(gap)
                 last = await self._print_all(subscription)
             finally:
                 self._printer.close()

@@ -34,6 +34,7 @@ from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.limits import Overflow
 from quorumcast.manifest.groups import MAX_ATTEMPTS, MAX_TIMEOUT_MS, check_companion
 from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.retention import retention_sentence
 from quorumcast.named.follower import Follower, charter_of
 from quorumcast.named.operations import Configure, Create, SubscriptionSettings
 from quorumcast.named.state import SubscriptionState, is_listed
@@ -221,10 +222,12 @@ class NamedSubscription:
 
     def _state_lost(self, owner: NodeId | None) -> str:
         who = "" if owner is None else f" of {owner!r}"
+        entry = self._node.manifest.channel(self._companion)
+        kept = "" if entry is None else f"; {retention_sentence(entry)}"
         return (
             f"{self._companion!r} no longer holds all operations, and none that say how far the "
             f"subscription {self.name!r}{who} is, if it was ever used; begin it anew with "
-            f"anew=True (--anew) and say from where with start (--from)"
+            f"anew=True (--anew) and say from where with start (--from){kept}"
         )
 
     # ---------------------------------------------------------------- iterating

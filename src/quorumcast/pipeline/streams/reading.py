@@ -213,14 +213,11 @@ class Reading:
 
     def _on_loss(self, gap: Gap) -> None:
         what = (
-            f"positions {gap.first} to {gap.upto} of {self._wanted.channel!r} are gone: too few "
-            "brokers still hold them"
+            f"positions {gap.first} to {gap.upto} of {self._wanted.channel!r} are gone: "
+            f"{gap.retention}"
         )
         if self._options.fail_on_data_loss:
-            raise UsageError(
-                f"{what}; have the channel retain more, read sooner, and set failOnDataLoss to "
-                "'false' to go on without them"
-            )
+            raise UsageError(f"{what}; set failOnDataLoss to 'false' to go on without them")
         _log.warning("%s; failOnDataLoss is 'false', so the query goes on without them", what)
 
     async def _prove(self, batches: list[Batch], taken: list[Publication]) -> None:
