@@ -27,11 +27,10 @@ import msgspec
 from quorumcast.cell.messages import CELL_FAMILY, Subscribe, Vote
 from quorumcast.cell.serving.broker import RECORDS, Broker
 from quorumcast.cell.serving.membership import Adopt, NewManifest
-from quorumcast.cell.serving.served_streams import WrittenTotals
 from quorumcast.cell.tracing import CELL_NOTES
 from quorumcast.core.envelope import stamp_of as time_stamp
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import CELL, DIGEST_SIZE, Channel, Lane, NodeId
+from quorumcast.core.ids import CELL, DIGEST_SIZE, Lane, NodeId
 from quorumcast.core.machine import Accuse, DialFailure, Send, Suspect
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
@@ -172,8 +171,6 @@ class BrokerNode:
             path = settings.trace / f"{identity.name}.parquet"
             self._recorder = Recorder.to_file(path, "broker", identity.name)
             self.driver.record(self._recorder, CELL_NOTES, identity.name)
-        #: What the store held of each channel when this process started.
-        self.restored: dict[Channel, WrittenTotals] = {}
         self.control = Control(self, allow_faults=settings.allow_faults)
         self.http = HttpServer(self.control.routes())
 
@@ -214,7 +211,6 @@ class BrokerNode:
         self._tls = server_context(self.identity, certificate) if certificate else None
         self._keep(self.manifest, self._kept)
         self.driver.restore()
-        self.restored = self.machine.written()
         await self.transport.listen(settings.bind or entry.host, entry.port, self._tls)
         if settings.http_port is not None:
             await self.http.listen(settings.http_host, settings.http_port)

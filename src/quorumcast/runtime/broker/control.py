@@ -25,7 +25,7 @@ import msgspec
 
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.sequencers import LogStatus
-from quorumcast.cell.serving.served_streams import StreamStatus, WrittenTotals
+from quorumcast.cell.serving.served_streams import StreamStatus
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, holder
 from quorumcast.core.version import __version__
@@ -116,7 +116,6 @@ class Controlled(Protocol):
     machine: Broker
 
     transport: Transport
-    restored: dict[Channel, WrittenTotals]
 
     @property
     def name(self) -> NodeId:
@@ -214,7 +213,7 @@ class Control:
             node.telemetry,
             node.manifest.epoch,
             peers | {("client", one.id): one.id in up for one in clients},
-            channel_metrics(node.manifest, node.machine, node.restored),
+            channel_metrics(node.manifest, node.machine),
             node.machine.logs(),
             self._sizes(),
             node.transport.load(),

@@ -64,10 +64,8 @@ class ChannelMetrics(msgspec.Struct, frozen=True):
     lags: dict[NodeId, int]
 
 
-def channel_metrics(
-    manifest: Manifest, machine: Broker, restored: Mapping[Channel, WrittenTotals]
-) -> dict[Channel, ChannelMetrics]:
-    """The metrics of each channel of the manifest, without what the store held at the start."""
+def channel_metrics(manifest: Manifest, machine: Broker) -> dict[Channel, ChannelMetrics]:
+    """The metrics of each channel of the manifest."""
     written, subscribers = machine.written(), machine.subscribers()
     streams: dict[Channel, list[Stream]] = {}
     for stream in machine.streams():
@@ -75,14 +73,13 @@ def channel_metrics(
     found: dict[Channel, ChannelMetrics] = {}
     for entry in manifest.channels:
         total = written.get(entry.name, WrittenTotals())
-        before = restored.get(entry.name, WrittenTotals())
         lags: dict[NodeId, int] = {}
         for seat, lag in subscribers.get(entry.name, {}).items():
             lags[holder(seat)] = max(lag, lags.get(holder(seat), 0))
         newest = streams.get(entry.name, [])[-MAX_SAMPLED_STREAMS:]
         found[entry.name] = ChannelMetrics(
-            total.publications - before.publications,
-            total.size - before.size,
+            total.publications,
+            total.size,
             _events_per_publication(machine, newest, labelled=entry.policy.total),
             lags,
         )
