@@ -26,7 +26,7 @@ from tests.support.cells import (
 from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave
 from quorumcast.broadcast.messages import Cursor
 from quorumcast.cell.messages import Position, Positions, Subscribe, Vote
-from quorumcast.cell.serving.audience import EXCERPT_BYTES
+from quorumcast.cell.serving.audience import EXCERPT_BYTES, REPLAY_BYTES
 from quorumcast.cell.subscribing.excerpt import (
     ALL_VOTES_MS,
     FIRST_SPAN,
@@ -36,7 +36,7 @@ from quorumcast.cell.subscribing.excerpt import (
     VotesDue,
 )
 from quorumcast.cell.subscribing.subscriber import Refresh, Subscriber
-from quorumcast.core.ids import NodeId, total_order
+from quorumcast.core.ids import DIGEST_SIZE, NodeId, total_order
 from quorumcast.core.machine import Connected, Disconnected, Effect, Receive, SetTimer, TimerFired
 
 BROKERS = (B1, B2, B3, B4)
@@ -239,3 +239,32 @@ def test_broker_sends_a_part_of_the_past_in_runs_that_can_be_used_while_others_c
     asks = Receive(BOB, Subscribe(ORDERS, (Cursor(STREAM, 1),), True, until=5))
     runs = [send.message for send in sent(made.handle(asks, T0), Vote)]
     assert [run.first for run in runs if isinstance(run, Vote)] == [1, 2, 3, 4]
+
+
+# ------------------------------------------------------ subscriptions far behind
+
+
+def test_subscription_far_behind_asks_for_spans_by_the_size_of_publications() -> None:
+    large = b"x" * (REPLAY_BYTES // 8)
+    made, effects = begin(1, 0, end=1000)
+    assert asked(effects) == [(1, 0)]
+    # Brokers replay seven or eight of them for the first request.
+    assert asked(feed(made.handle, *votes(1, *[large] * 3))) == []
+    assert asked(feed(made.handle, *votes(4, *[large] * 3))) == [(8, 11)]
+    assert asked(feed(made.handle, *votes(7, *[large] * 3))) == [(11, 14)]
+
+
+def test_subscription_that_has_caught_up_asks_for_nothing() -> None:
+    made, _ = begin(1, 0, end=4)
+    assert asked(feed(made.handle, *votes(1, b"a", b"b", b"c"))) == []
+
+
+def test_broker_ends_a_replay_before_the_outbox_of_a_subscriber_is_full() -> None:
+    made = Cell(AB).broker()
+    for number in range(1, 6):
+        made.handle(publish(number, b"x" * (REPLAY_BYTES // 2)), T0)
+    asks = Receive(BOB, Subscribe(ORDERS, (Cursor(STREAM, 1),), bodies=True))
+    runs = messages(made.handle(asks, T0), Vote)
+    assert [
+        (run.first, len(run.digests) // DIGEST_SIZE) for run in runs if isinstance(run, Vote)
+    ] == [(1, 2)]

@@ -24,8 +24,10 @@ REPLAYS_MS = 20
 #: Pulls, and requests for signatures, that a subscriber may make in the same time.
 PULLS = 32
 ATTESTS = 64
-#: Reads per cursor of one replay; a read ends where the chain changes or a frame is full.
+#: Reads per cursor of one replay; a read ends where the chain changes or a frame is full. A replay
+#: ends after REPLAY_BYTES: what does not fit into the outbox of a subscriber would be lost.
 REPLAY_READS = 8
+REPLAY_BYTES = MAX_FRAME_BYTES // 4
 #: The same for a replay with an end, in small runs that can be used while the next ones come.
 EXCERPT_READS = 64
 EXCERPT_BYTES = 1024 * 1024
@@ -142,17 +144,19 @@ class Audience:
         # Numbers that the journal does not hold yet are sent when it does.
         end = served.sayable(stream.lane)
         stop = min(first + served.entry.policy.limits.replayed, end)
-        reads, size = REPLAY_READS, MAX_FRAME_BYTES // 4
+        reads, size, left = REPLAY_READS, MAX_FRAME_BYTES // 4, REPLAY_BYTES
         if asked.until:
             stop, reads, size = min(stop, asked.until), EXCERPT_READS, EXCERPT_BYTES
+            left = EXCERPT_READS * EXCERPT_BYTES
         # On a chain the last broker is the source, whatever the subscriber chose.
         bodies = asked.bodies or served.entry.policy.chained
         read = ledger.read if bodies else ledger.read_digests
         effects: list[Effect] = []
         for _ in range(reads):
             held = read(first, stop - first, size)
-            if held is None or held.first >= stop:
+            if held is None or held.first >= stop or left <= 0:
                 break
+            left -= sum(map(len, held.bodies))
             first = held.first + len(held.digests) // DIGEST_SIZE
             vote = self._vote_again(served, stream, held)
             if vote is not None:

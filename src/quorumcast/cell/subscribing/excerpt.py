@@ -3,7 +3,8 @@
 A task of a data pipeline, many of which run side by side, wants nothing beyond its range, nothing
 twice, and the vote of every broker. So it asks for one *span* after the other, each with an end
 (`Subscribe.until`), the next one while the last is still coming. Brokers do not count it among
-their subscribers. A span holds about SPAN_BYTES, by the mean size of publications so far.
+their subscribers. A span holds about SPAN_BYTES, by the mean size of publications so far. A
+subscription that is far behind catches up in the same spans.
 
 Enough equal votes decide, as always. But a decided position is held back until every broker has
 voted on it, so that votes and dissent do not depend on who was quicker. A slow broker cannot abuse
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.application import Deliver
+from quorumcast.cell.serving.audience import REPLAY_BYTES
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Effect, Timer
@@ -69,32 +71,70 @@ class SkippedBrokers:
         return tuple([b for b in brokers if b not in self._skips and b not in self._away])
 
 
-class Excerpt:
+class Spans:
+    """How far a total order has been asked for, one span after the other."""
+
+    __slots__ = ("_asked", "_begin", "_bytes", "_limits", "_most", "_publications")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        #: Publications of a span: brokers replay, and votes count, no further.
+        self._most = max(1, min(limits.replay, limits.vote_window // 4))
+        #: Everything before it has been asked for; 0 if that is not known yet.
+        self._asked = 0
+        #: Where the last replay without an end began.
+        self._begin = 1
+        #: What has been delivered.
+        self._publications = 0
+        self._bytes = 0
+
+    def replayed_from(self, position: int) -> None:
+        """Brokers replay from a position on, as much as they do at once."""
+        self._begin, self._asked = position, 0
+
+    def restart_at(self, position: int, until: int) -> None:
+        """Everything is asked for once more, from here on."""
+        self._asked = min(position + self._span, until)
+
+    def next_span(self, position: int, until: int) -> tuple[int, int] | None:
+        """The next span, first and stop, when half of the last one has come."""
+        if not self._asked:
+            if not self._publications:
+                return None
+            self._asked = self._begin + min(self._fitting(REPLAY_BYTES), self._limits.replayed)
+        first = max(self._asked, position)
+        if first >= until or first - position > self._span // 2:
+            return None
+        self._asked = min(first + self._span, until)
+        return first, self._asked
+
+    def note(self, delivered: Deliver) -> None:
+        """Note the size of a publication."""
+        self._publications += 1
+        self._bytes += len(delivered.body)
+
+    @property
+    def _span(self) -> int:
+        if not self._publications:
+            return min(FIRST_SPAN, self._most)
+        return min(self._fitting(SPAN_BYTES), self._most)
+
+    def _fitting(self, size: int) -> int:
+        """How many publications of the mean size so far have so many bytes."""
+        return max(1, size // (self._bytes // self._publications + 1))
+
+
+class Excerpt(Spans):
     """How far an excerpt has been requested, and whose votes it waits for."""
 
-    __slots__ = (
-        "_asked",
-        "_blocked",
-        "_bytes",
-        "_most",
-        "_publications",
-        "_skipped",
-        "_strikes",
-        "until",
-    )
+    __slots__ = ("_blocked", "_skipped", "_strikes", "until")
 
     def __init__(self, until: int, limits: Limits, skipped: SkippedBrokers) -> None:
+        super().__init__(limits)
         self._skipped = skipped
         skipped.begin_excerpt()
         #: The first position that is not wanted.
         self.until = until
-        #: Publications of a span: brokers replay, and votes count, no further.
-        self._most = max(1, min(limits.replay, limits.vote_window // 4))
-        #: Everything before it has been asked for.
-        self._asked = 0
-        #: What has been delivered.
-        self._publications = 0
-        self._bytes = 0
         #: How often each broker was late.
         self._strikes: dict[NodeId, int] = {}
         #: The position that waited for votes when the timer was set; 0 if it is not set.
@@ -104,18 +144,6 @@ class Excerpt:
     def asked(self) -> int:
         """Everything before it has been asked for, or will be."""
         return self._asked or self.until
-
-    def restart_at(self, position: int) -> None:
-        """Everything is asked for once more, from here on."""
-        self._asked = min(position + self._span, self.until)
-
-    def next_span(self, position: int) -> tuple[int, int] | None:
-        """The next span, first and stop, when half of the last one has come."""
-        first = self._asked
-        if first >= self.until or first - position > self._span // 2:
-            return None
-        self._asked = min(first + self._span, self.until)
-        return first, self._asked
 
     def keep(self, effects: Iterable[Effect]) -> list[Effect]:
         """The effects that belong to the excerpt; note the sizes of publications.
@@ -127,17 +155,9 @@ class Excerpt:
             if isinstance(effect, Deliver):
                 if effect.number >= self.until:
                     continue
-                self._publications += 1
-                self._bytes += len(effect.body)
+                self.note(effect)
             kept.append(effect)
         return kept
-
-    @property
-    def _span(self) -> int:
-        if not self._publications:
-            return min(FIRST_SPAN, self._most)
-        mean = self._bytes // self._publications + 1
-        return max(1, min(SPAN_BYTES // mean, self._most))
 
     # ------------------------------------------------------------ votes of all brokers
 

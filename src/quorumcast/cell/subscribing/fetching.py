@@ -96,7 +96,11 @@ class Fetcher:
             _, asked = interest.pulls.get(stream, (0, 0))
             if not lacked <= asked < acceptor.next:
                 return []
-        return [self._await_bodies(acceptor, _pull_ms(interest))] if acceptor.lacking(1) else []
+        return (
+            [self._await_bodies(acceptor, _pull_ms(interest, acceptor))]
+            if acceptor.lacking(1)
+            else []
+        )
 
     def _await_bodies(self, acceptor: Acceptor, after_ms: int) -> SetTimer:
         self._pulling[acceptor.stream] = acceptor.next
@@ -114,15 +118,18 @@ class Fetcher:
             return []
         if acceptor.next > lacked:
             # Bodies do come; another number has been missing for a shorter time.
-            effects: list[Effect] = [self._await_bodies(acceptor, _pull_ms(interest))]
+            effects: list[Effect] = [self._await_bodies(acceptor, _pull_ms(interest, acceptor))]
         else:
             effects = self.pull(interest, acceptor)
         return effects + self._maybe_replace_late(interest, stream)
 
     def _maybe_replace_late(self, interest: Interest, stream: Stream) -> list[Effect]:
         """Count that bodies were missing after the votes; replace the source if too often."""
-        # Excerpts come in large pieces, from every source.
-        if stream.lane is not Lane.DATA or interest.chained(stream.lane) or interest.excerpt:
+        # Spans come in large pieces, from every source.
+        acceptor = interest.acceptors[stream]
+        if stream.lane is not Lane.DATA or interest.chained(stream.lane):
+            return []
+        if interest.far_behind(acceptor):
             return []
         interest.source_late += 1
         if interest.source_late < LATE_LOOKS << interest.sources_replaced:
@@ -161,9 +168,9 @@ class Fetcher:
         return effects
 
 
-def _pull_ms(interest: Interest) -> int:
+def _pull_ms(interest: Interest, acceptor: Acceptor) -> int:
     """The time that missing bodies have to come from the source."""
-    return PULL_MS if interest.excerpt is None else excerpt.PULL_MS
+    return excerpt.PULL_MS if interest.far_behind(acceptor) else PULL_MS
 
 
 def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from quorumcast.broadcast.messages import Cursor
 from quorumcast.cell.messages import Positions, Subscribe
 from quorumcast.cell.naming import name_in_turn
 from quorumcast.cell.subscribing.archive import Archive
-from quorumcast.cell.subscribing.excerpt import Excerpt
+from quorumcast.cell.subscribing.excerpt import FIRST_SPAN, Excerpt, Spans
 from quorumcast.cell.subscribing.reports import Reports
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_ENDED
@@ -67,6 +67,7 @@ class Interest:
         "source_late",
         "source_withheld",
         "sources_replaced",
+        "spans",
         "ticks",
     )
 
@@ -86,6 +87,8 @@ class Interest:
         self._since = since
         #: Set if it has an end.
         self.excerpt = excerpt
+        #: What was asked for of a total order.
+        self.spans = excerpt or Spans(entry.policy.limits)
         self._view = view
         self._rules = rules_for(view.quorums, entry.policy, view.brokers)
         self.reports = Reports(view, entry.policy)
@@ -166,7 +169,10 @@ class Interest:
         self.reports.ask()
         self.requested = {s: a.next for s, a in self.acceptors.items()}
         if self.excerpt is not None:
-            self.excerpt.restart_at(self.requested.get(total_order(self.channel), 1))
+            first = self.requested.get(total_order(self.channel), 1)
+            self.excerpt.restart_at(first, self.excerpt.until)
+        else:
+            self.spans.replayed_from(self.requested.get(total_order(self.channel), 1))
 
     def chained(self, lane: Lane) -> bool:
         """Whether this lane comes by a chain."""
@@ -405,6 +411,19 @@ class Interest:
                 return stream
         return None
 
+    def next_span(self, acceptor: Acceptor) -> tuple[int, int] | None:
+        """The next span to ask for, in a total order of which brokers hold more."""
+        if self.excerpt is not None:
+            return self.excerpt.next_span(acceptor.next, self.excerpt.until)
+        return self.spans.next_span(acceptor.next, self.reports.reached(acceptor.stream))
+
+    def far_behind(self, acceptor: Acceptor) -> bool:
+        """Whether contents come in spans, which take longer than single publications."""
+        if not self.entry.policy.total:
+            return False
+        ahead = self.reports.reached(acceptor.stream) - acceptor.next
+        return self.excerpt is not None or ahead > FIRST_SPAN
+
     @property
     def finished(self) -> bool:
         """Whether it has an end and has reached it."""
@@ -415,7 +434,7 @@ class Interest:
     def behind(self, stream: Stream) -> bool:
         """Whether a replay has been used up and brokers hold more."""
         asked = self.requested.get(stream)
-        if asked is None or self.excerpt is not None:
+        if asked is None or self.entry.policy.total:
             return False
         replay = self.entry.policy.limits.replayed
         acceptor = self.acceptors[stream]

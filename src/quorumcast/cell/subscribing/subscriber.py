@@ -325,7 +325,10 @@ class Subscriber:
         else:
             effects = acceptor.deliver()
             if interest.entry.policy.total:
-                effects = [positioned(effect) for effect in effects]
+                for effect in effects:
+                    if isinstance(effect, Deliver):
+                        interest.spans.note(effect)
+                effects = [*map(positioned, effects), *self._ask_span(interest, acceptor)]
         effects += self._fetcher.watch(interest, acceptor)
         if effects and interest.behind(stream):
             effects += self._ask_all(interest)
@@ -337,7 +340,12 @@ class Subscriber:
         effects = [positioned(effect) for effect in excerpt.keep(due)]
         if excerpt.blocks(acceptor):
             effects.append(SetTimer(VotesDue(interest.channel), ALL_VOTES_MS))
-        while (span := excerpt.next_span(acceptor.next)) is not None:
+        return effects + self._ask_span(interest, acceptor)
+
+    def _ask_span(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
+        """Ask all brokers for the next span of a total order, if it is time."""
+        effects: list[Effect] = []
+        while (span := interest.next_span(acceptor)) is not None:
             cursors = (Cursor(acceptor.stream, span[0]),)
             for broker in self._up:
                 bodies = broker == interest.source
