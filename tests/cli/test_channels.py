@@ -154,6 +154,33 @@ def test_rights_change_while_others_go_on(cell: Path) -> None:
     run(main())
 
 
+def test_retention_changes_down_and_up_while_the_channel_is_in_use(cell: Path) -> None:
+    async def held() -> list[int]:
+        shown = await command("channel", "show", "orders", "-m", cell, "--live")
+        return [row["held"] for row in shown["channel"]["live"].values() if row is not None]
+
+    async def main() -> None:
+        manifest = cell / "manifest.json"
+        alice = await connect(manifest, cell / "alice.identity", timeout_s=PATIENCE_S)
+        bob = await connect(manifest, cell / "bob.identity", timeout_s=PATIENCE_S)
+        async with alice, bob, Traffic(alice, bob) as traffic:
+            await until(lambda: traffic.sent >= 500)
+            assert max(await held()) >= 500
+            done = await command("channel", "change", "orders", "--retain", "10KB", "-m", cell)
+            assert done["channel"]["retention"] == "4,096 publications, 10 KB"
+            assert set(done["taken"].values()) == {True}
+            await traffic.go_on()
+            assert max(await held()) < 500
+            done = await command("channel", "change", "orders", "--retain", "64MiB", "-m", cell)
+            assert done["channel"]["retention"] == "262,144 publications, 64 MiB"
+            before = traffic.sent
+            await until(lambda: traffic.sent >= before + 500)
+            assert max(await held()) >= 500
+        traffic.check()
+
+    run(main())
+
+
 def test_columns_are_added_and_what_was_published_before_has_nulls(cell: Path) -> None:
     async def main() -> None:
         created = await command(
