@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from tests.support.cells import ALICE, STREAM, T0, Cell, digests
+from tests.support.cells import ALICE, B1, B2, STREAM, T0, Cell, digests
+from tests.support.network import Disk
 
 from quorumcast.broadcast.messages import Open, Publish
-from quorumcast.core.machine import Drop, DropReason, Receive
+from quorumcast.core.ids import EPOCHS, Channel, Stream
+from quorumcast.core.limits import MAX_NUMBER
+from quorumcast.core.machine import Connected, Drop, DropReason, Forget, Persisted, Receive, Record
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.log import Held
+from quorumcast.ordering.messages import Offer
+from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.past import Placed
 
 
 def test_streams_of_a_deleted_channel_go_and_stay_gone() -> None:
@@ -29,3 +36,59 @@ def test_streams_of_a_deleted_channel_go_and_stay_gone() -> None:
     later = replace(STREAM, incarnation=2)
     broker.handle(Receive(ALICE, Open(later, 1, 1)), T0)
     assert list(broker.streams()) == [later]
+
+
+#: Its name begins with that of the channel that stays.
+DELETED = Channel("orders/log")
+
+
+def placed(channel: str) -> Placed:
+    return Placed(Channel(channel), 1, STREAM, 1, digests(b"a"), b"", 1, 1, -1, T0)
+
+
+def filled() -> tuple[Cell, Disk, set[Forget]]:
+    """A cell with one channel, a disk that has records of two, and what is to be removed."""
+    disk = Disk()
+    gone: tuple[Record, ...] = (
+        Stored(Offer(Stream(DELETED, ALICE, 1), 7, digests(b"a")), (b"a",)),
+        placed(DELETED),
+        Held(DELETED, 1, filling=False),
+    )
+    kept = (
+        Stored(Offer(STREAM, 7, digests(b"a")), (b"a",)),
+        Stored(Offer(EPOCHS, 2, digests(b"a")), (b"a",)),
+        placed(STREAM.channel),
+        Held(STREAM.channel, 1, filling=False),
+    )
+    for record in (*gone, *kept):
+        disk.keep(record)
+    removed = {Forget(type(record), record.owner, MAX_NUMBER + 1) for record in gone}
+    return Cell(Policy.named("total", journal=True)), disk, removed
+
+
+def test_broker_that_starts_removes_records_of_deleted_channels() -> None:
+    cell, disk, removed = filled()
+    broker = cell.broker()
+    broker.read_from(disk)
+    first = broker.handle(Connected(B2), T0)
+    assert {effect for effect in first if isinstance(effect, Forget)} == removed
+    again = broker.handle(Connected(B2), T0)
+    assert not [effect for effect in again if isinstance(effect, Forget)]
+
+
+def test_broker_that_adopts_an_epoch_removes_records_of_channels_that_it_deletes() -> None:
+    cell, disk, removed = filled()
+    with_both = replace(
+        cell.manifest,
+        channels=(*cell.manifest.channels, replace(cell.manifest.channels[0], name=DELETED)),
+    )
+    cell.manifest, without = with_both, replace(cell.manifest, epoch=2)
+    broker = cell.broker()
+    broker.read_from(disk)
+    first = broker.handle(Connected(B2), T0)
+    assert not [effect for effect in first if isinstance(effect, Forget)]
+    adopted = broker.adopt(without, cell.keyring(B1))
+    assert removed <= {effect for effect in adopted if isinstance(effect, Forget)}
+    # This one was on its way to disk.
+    late = placed(DELETED)
+    assert broker.handle(Persisted(late), T0) == [Forget(Placed, DELETED, 2, 1)]

@@ -166,3 +166,20 @@ def test_mistakes_are_told_in_a_sentence(
     assert main(["channel", "change", "trades", "--subscriptions", "-m", str(cell)]) == 0
     assert main([*arguments, "-m", str(cell)]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_channel_is_deleted_with_its_companion(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = tmp_path / "cell"
+    specs = ["--channel", "jobs:total", "--channel", "jobs/other:total"]
+    assert main(["init", str(cell), "--digest", "sha256", *specs]) == 0
+    capsys.readouterr()
+    change = ["--subscriptions", "--share", "billing=alice", "--no-wait", "-m", cell]
+    answer(capsys, "channel", "change", "jobs", *change)
+    companion = ["channel", "delete", "jobs/subscriptions", "--yes", "--no-wait", "-m", str(cell)]
+    assert main(companion) == 2
+    assert "has no companion 'jobs/subscriptions'" in " ".join(capsys.readouterr().err.split())
+    answer(capsys, "channel", "delete", "jobs", "--yes", "--no-wait", "-m", cell)
+    listed = answer(capsys, "channel", "list", "-m", cell)["channels"]
+    assert [channel["name"] for channel in listed] == ["jobs/other"]

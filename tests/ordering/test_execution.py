@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from tests.support.cells import B2, ORDERS, STREAM, T0, Cell, digests, life_of, messages, sent
+from tests.support.cells import (
+    ALICE,
+    B2,
+    ORDERS,
+    STREAM,
+    T0,
+    Cell,
+    digests,
+    life_of,
+    messages,
+    sent,
+)
 from tests.support.network import Disk
 from tests.support.ordering import BOBS, TOTAL, begun, item, labelled, offer
 
 from quorumcast.broadcast.contract import Vouch
 from quorumcast.broadcast.messages import Ack
-from quorumcast.core.ids import Stream, total_order
+from quorumcast.core.ids import Channel, Stream, total_order
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Effect, Forget, Persist, Record
 from quorumcast.core.quorum import Protection
@@ -193,3 +204,26 @@ def test_restored_snapshot_whose_contents_the_disk_lost_is_filled_in_by_others()
 
 def test_snapshot_that_is_none_is_not_restored() -> None:
     assert Bench(Disk()).execution.restore(Snapshot(BYZANTINE, 1, b"nonsense")) is None
+
+
+def test_batch_with_items_of_a_deleted_channel_is_executed_without_their_contents() -> None:
+    bench = Bench()
+    bench.hold(1, b"a")
+    gone = Stream(Channel("deleted"), ALICE, 1)
+    batch = (item(1, b"a"), item(1, b"x", stream=gone))
+    assert bench.execution.lacking(batch) == []
+    assert bench.execution.taken(batch) == list(batch)
+    bench.execution.apply(batch, T0)
+    # All brokers have the same state, whether they had the contents or not.
+    assert bench.execution.state.head(gone.channel).next == 2
+    assert bench.execution.state.served[gone] == 1
+
+
+def test_offers_that_wait_for_a_deleted_channel_leave_memory_and_disk() -> None:
+    bench = Bench(Disk())
+    gone = Stream(Channel("deleted"), ALICE, 1)
+    bench.hold(1, b"x", stream=gone)
+    bench.hold(1, b"a")
+    assert bench.execution.begin_epoch(2) == [Forget(Stored, str(gone), 2, 1)]
+    assert bench.execution.offers.find(gone, 1) is None
+    assert bench.execution.offers.find(STREAM, 1) is not None

@@ -332,3 +332,17 @@ def test_what_was_held_before_goes_if_there_is_no_room_for_what_lies_between() -
     late.write(late.log.trim(T0))
     assert not late.disk.owners(Placed)
     assert not late.disk.owners(Stored)
+
+
+def test_new_channel_with_the_name_of_a_deleted_one_begins_after_its_positions() -> None:
+    old = Orders()
+    old.append(1, b"a", b"b")
+    disk = Disk()
+    new = Orders(disk=disk)
+    new.write(new.log.begin_after(old.head.next, old.head.chain))
+    assert (new.log.ledger.base, new.log.ledger.next, new.log.filling) == (3, 3, False)
+    assert new.log.begin_after(9, b"") == []
+    # Nobody is asked for the deleted past after a restart, either.
+    restarted = Orders(disk=disk)
+    restarted.write(restarted.log.restore(old.head.next, old.head.chain))
+    assert (restarted.log.ledger.base, restarted.log.filling) == (3, False)

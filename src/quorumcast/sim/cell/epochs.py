@@ -1,4 +1,4 @@
-"""Epoch changes during a run: keys that are replaced, and brokers that are added or removed.
+"""Epoch changes during a run: other keys, brokers added or removed, and channels deleted.
 
 `change_key` gives every node the next manifest at once; `call_with_stolen_key` then shows whether
 the cell still honours the keys of the old epoch. `Members` changes the brokers as the command line
@@ -26,7 +26,13 @@ from quorumcast.core.statements import Signed
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import encode_parcel
-from quorumcast.manifest.build import add_broker, remove_broker, repeatable_seeds, rotate
+from quorumcast.manifest.build import (
+    add_broker,
+    next_epoch,
+    remove_broker,
+    repeatable_seeds,
+    rotate,
+)
 from quorumcast.manifest.files import parse_manifest, sign_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.successor import check_successor
@@ -127,7 +133,7 @@ class Members:
         #: The epoch that each broker adopted last; it restarts in this epoch.
         self._adopted: dict[NodeId, AdoptedEpoch] = {}
         #: Steps that have not been taken yet.
-        self._steps: deque[tuple[str, NodeId]] = deque()
+        self._steps: deque[tuple[str, str]] = deque()
         world.network.on_mismatch = self._on_mismatch
         world.on_adopt = self._on_adopt
         world.make_broker = self.make
@@ -156,8 +162,8 @@ class Members:
 
     # -------------------------------------------------------------- the operator
 
-    def step(self, what: str, name: NodeId) -> None:
-        """Add or remove a broker, once enough brokers have adopted the step before."""
+    def step(self, what: str, name: str) -> None:
+        """Add or remove a broker or delete a channel, once enough brokers have the step before."""
         self._steps.append((what, name))
         if len(self._steps) == 1:
             self._try_step()
@@ -176,12 +182,16 @@ class Members:
         brokers = {name: self._world.nodes[name].machine for name in new}
         return [n for n, m in brokers.items() if isinstance(m, Broker) and m.catching_up()]
 
-    def _take_step(self, what: str, name: NodeId) -> None:
+    def _take_step(self, what: str, name: str) -> None:
         world, keys = self._world, self._pool.broker(name)
         if what == "add" and keys is not None:
-            following = add_broker(self._file, name, keys, keys.host, keys.port)
+            following = add_broker(self._file, keys.id, keys, keys.host, keys.port)
+        elif what == "delete":
+            self._end_use(Channel(name))
+            left = tuple(entry for entry in self._file.channels if entry.name != name)
+            following = next_epoch(self._file, channels=left)
         else:
-            following = remove_broker(self._file, name)
+            following = remove_broker(self._file, NodeId(name))
         check_successor(self._file, following)
         self._file = following
         self._written[following.epoch] = self._signed(following)
@@ -189,7 +199,14 @@ class Members:
         if what == "add":
             brokers = [n for n in world.nodes if self._pool.broker(n) is not None]
             clients = [n for n in world.nodes if self._pool.client(n) is not None]
-            world.add_broker(name, [*brokers, *clients])
+            world.add_broker(NodeId(name), [*brokers, *clients])
+
+    def _end_use(self, channel: Channel) -> None:
+        """Let all subscribers leave a channel that is about to be deleted."""
+        world = self._world
+        for name, node in world.nodes.items():
+            if isinstance(node.machine, Subscriber) and node.up:
+                world.leave(name, channel)
 
     # ------------------------------------------------------------------- brokers
 

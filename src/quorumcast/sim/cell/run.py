@@ -143,6 +143,8 @@ class CellRun(Run[CellPlan, CellWorld]):
 
     def act(self, act: Act) -> None:
         world = self.world
+        if act.channel and world.facts.manifest.channel(act.channel) is None:
+            return  # it was deleted
         match act.what:
             case "submit":
                 self._submit(act.node, act.channel, act.amount)
@@ -155,6 +157,8 @@ class CellRun(Run[CellPlan, CellWorld]):
                 world.restart_in_turn(act.peers, act.amount, then, wipe=act.what == "roll")
             case "add" | "remove" if self._members is not None:
                 self._members.step(act.what, act.node)
+            case "delete" if self._members is not None:
+                self._members.step(act.what, act.channel)
             case "rotate":
                 change_key(world, act.node)
             case "steal":

@@ -1,6 +1,11 @@
-"""Brokers that are added and removed during a run, with another fault at the same time."""
+"""Brokers that are added and removed during a run, with another fault at the same time.
+
+A second channel with total order may be deleted meanwhile.
+"""
 
 from __future__ import annotations
+
+import random
 
 from quorumcast.core.ids import NodeId
 from quorumcast.core.quorum import minimum_brokers
@@ -25,9 +30,14 @@ def outlives_restarts(policy: Policy) -> bool:
 
 
 def draw_members(draft: Draft) -> None:
-    """Add and remove brokers, and draw another kind of fault."""
+    """Add and remove brokers, perhaps delete a channel, and draw another kind of fault."""
     rng = draft.rng
     _draw_steps(draft)
+    # A generator of its own, so that older draws stay as they were.
+    deletion = random.Random(f"deletion {draft.seed}")
+    if draft.policy.total and len(draft.channels) > 1 and deletion.randrange(2):
+        at = deletion.randrange(draft.safety_ms // 3, draft.safety_ms)
+        draft.act(at, "delete", channel=draft.channels[1].name)
     also = rng.choice(("nothing", "crash", "cut", "pause", "lie"))
     if also == "lie" and not can_pass_on(draft.policy):
         # There a new broker counts like one with amnesia, so there is no room for faulty ones.

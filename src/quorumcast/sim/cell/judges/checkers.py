@@ -97,10 +97,13 @@ class NoDisclosure(EffectChecker):
         message, manifest = effect.message, facts.manifest
         clients = [peer for peer in effect.to if manifest.client(peer) is not None]
         channel = channel_of(message) if clients else None
+        # The broker may be in any of the epochs, and a channel may be deleted in a later one.
         for peer in clients if manifest.client(node) is None else ():
             if type(message) in INTERNAL:
                 facts.violate(self.name, f"{node} shows {peer} a {type(message).__name__}")
-            elif channel is not None and not may_subscribe(manifest, peer, channel):
+            elif channel is not None and not any(
+                may_subscribe(epoch, peer, channel) for epoch in facts.manifests.values()
+            ):
                 facts.violate(self.name, f"{node} shows {peer} what is on {channel}")
 
 

@@ -3,6 +3,7 @@
 At the end of a run, every correct broker that is up
 
 - has executed as much of each log as any other broker;
+- has nothing on disk of channels with total order that were deleted;
 - holds, on channels without total order, every publication on whose digest enough *other* correct
   brokers agree finally (`peers_needed`), as far as it can fetch them without a hole.
 
@@ -19,8 +20,12 @@ from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.holdings import peers_needed, recoverable
 from quorumcast.cell.serving.journal import Attested, Vouched
 from quorumcast.cell.serving.served_stream import ServedStream
-from quorumcast.core.ids import NodeId, Stream, split_digests
+from quorumcast.core.ids import EPOCHS, NodeId, Stream, split_digests
 from quorumcast.core.tally import Tally
+from quorumcast.ordering.log import Held
+from quorumcast.ordering.messages import Offer
+from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.past import Placed
 from quorumcast.sim.cell.judges.facts import CellFacts
 from quorumcast.sim.kernel.node import SimulatedNode
 
@@ -41,7 +46,11 @@ class Upkeep:
             if facts.adversary.is_correct(name) and self._nodes[name].up
         }
         machines = {n: m for n, m in brokers.items() if isinstance(m, Broker)}
-        return self._executed(machines) or self._held(facts, machines)
+        return (
+            self._executed(machines)
+            or self._deleted(facts, machines)
+            or self._held(facts, machines)
+        )
 
     def _executed(self, brokers: Mapping[NodeId, Broker]) -> str | None:
         reach: dict[str, tuple[int, NodeId]] = {}
@@ -53,6 +62,20 @@ class Upkeep:
                 most, leader = reach[log]
                 if standing.executed != most:
                     return f"{name} has executed {standing.executed} of {log}, {leader} has {most}"
+        return None
+
+    def _deleted(self, facts: CellFacts, brokers: Mapping[NodeId, Broker]) -> str | None:
+        for name in brokers if len(facts.manifests) > 1 else ():
+            for record in self._nodes[name].disk.durable:
+                match record:
+                    case Stored(offer=Offer(stream=Stream(channel=channel))):
+                        pass
+                    case Placed(channel=channel) | Held(channel=channel):
+                        pass
+                    case _:
+                        continue
+                if channel != EPOCHS.channel and facts.manifest.channel(channel) is None:
+                    return f"{name} keeps {record.owner} {record.place} of a deleted channel"
         return None
 
     def _held(self, facts: CellFacts, brokers: Mapping[NodeId, Broker]) -> str | None:
