@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 #: What a clone has for those who paste the blocks of its pages.
 CLONED = ("Makefile", "pyproject.toml", "requirements.lock.txt", "examples", "tests")
 #: Upper bounds for what commands repeat: a page shows counts that say something, tests need few.
-AT_MOST = {"--seeds": 1, "--scenarios": 2, "--label": 2, "--seconds": 1, "--events": 100}
+AT_MOST = {"--seeds": 1, "--seconds": 1, "--events": 100}
 
 #: `quorumcast` with ports that no other test uses, and with fewer repetitions.
 COMMAND = f"""#!{sys.executable}

@@ -18,7 +18,7 @@ PORT = re.compile(r"\b(7|8)10(\d)\b")
 PASTED = ("sh", "python")
 NOT_PASTED = ("text", "console", "json", "mermaid")
 #: How long one block may take on a machine that others use as well.
-PATIENCE_S = 240.0
+PATIENCE_S = 480.0
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCKS = {
