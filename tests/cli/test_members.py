@@ -1,11 +1,15 @@
 """Brokers that come and go by command, while `quorumcast up` runs the cell."""
 
 import json
+import os
+import signal
+import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.cli.shell import answer, base_port, running
+from tests.cli.shell import answer, base_port, brokers_up, running
 from tests.runtime.world import eventually
 
 from quorumcast.cli.main import main
@@ -65,7 +69,9 @@ def test_members_replace_waits_until_the_new_broker_has_caught_up(
     monkeypatch.setattr("quorumcast.cli.options.ask_cell", rows)
     where = ["--host", "127.0.0.1", "--port", "7777", "-m", str(cell), "--timeout", "0"]
     assert main(["members", "replace", "broker-1", "broker-5", *where]) == 2
-    assert "has not caught up: start it, wait until" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "broker-5 is added, but broker-5 did not take epoch 2, or catch up, in time" in said
+    assert "then run 'quorumcast members change --remove broker-1'" in said
     assert read_manifest(cell / "manifest.json").broker("broker-1") is not None
     late.clear()
     where[3] = "7788"
@@ -140,7 +146,7 @@ def test_members_replace_a_broken_broker_and_say_what_is_left_to_do(
     assert main(["members", "replace", "broker-1", "broker-5", *where]) == 0
     assert read_manifest(cell / "manifest.json").broker("broker-1") is None
     told.late.clear()
-    asked = iter([set(), set(), set(), {"broker-3"}])
+    asked = iter([set(), set(), set(), set(), set(), {"broker-3"}])
 
     def rows(manifest: Manifest, urls: object) -> dict[str, dict[str, object]]:
         told.late = next(asked, told.late)
@@ -149,8 +155,8 @@ def test_members_replace_a_broken_broker_and_say_what_is_left_to_do(
     monkeypatch.setattr("quorumcast.cli.options.ask_cell", rows)
     assert main(["members", "replace", "broker-2", "broker-6", *where[:3], "7779", *here]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "broker-6 has been added, and broker-2 not removed: broker-3 has not caught up" in said
-    assert "then run 'quorumcast members remove broker-2'" in said
+    assert "broker-6 is added, but broker-3 has not caught up" in said
+    assert "then run 'quorumcast members change --remove broker-2'" in said
 
 
 @pytest.mark.parametrize(
@@ -189,3 +195,140 @@ def test_members_a_step_waits_for_the_one_before(
     shown = capsys.readouterr().out
     assert "n        4 → 5" in shown
     assert "quorum   3 → 4" in shown
+
+
+@pytest.fixture
+def idle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A cell of four brokers whose files are there; tests say what brokers tell."""
+    cell = tmp_path / "cell"
+    assert main(["init", str(cell), "--base-port", str(base_port())]) == 0
+    capsys.readouterr()
+    return cell
+
+
+def refused(capsys: pytest.CaptureFixture[str], cell: Path, *words: object) -> str:
+    """The sentence with which a command is refused before it has changed anything."""
+    before = sorted(path.name for path in cell.iterdir())
+    assert main(["members", *map(str, words), "-m", str(cell), "--timeout", "0"]) == 2
+    assert sorted(path.name for path in cell.iterdir()) == before
+    assert read_manifest(cell / "manifest.json").epoch == 1
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_members_replace_that_cannot_finish_changes_nothing(
+    idle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told(monkeypatch)
+    here = ["--host", "127.0.0.1", "--port", 7777]
+    said = refused(capsys, idle, "replace", "nobody", "broker-5", *here)
+    assert "there is no broker 'nobody' in cell 'cell'" in said
+    told.down = {"broker-1"}
+    said = refused(capsys, idle, "replace", "broker-1", "broker-5", *here)
+    assert "once broker-5 is added, 4 of 5 brokers must be up, and 3 are; start the others" in said
+    assert "or use 'members add broker-5' and start it at once" in said
+    told.down = {"broker-1", "broker-2"}
+    said = refused(capsys, idle, "replace", "broker-1", "broker-5", *here)
+    assert "only 2 of 4 brokers say that they have taken epoch 1" in said
+    told.down = set()
+    there = ["--host", "no-such-host.invalid", "--port", 7777]
+    said = refused(capsys, idle, "replace", "broker-1", "broker-5", *there)
+    assert "broker-5 could not be reached at no-such-host.invalid:7777" in said
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        busy = ["--host", "127.0.0.1", "--port", port]
+        said = refused(capsys, idle, "replace", "broker-1", "broker-5", *busy)
+    assert f"something else listens at 127.0.0.1:{port} already: nothing was changed" in said
+
+
+def test_members_replace_in_the_pool_of_a_chain_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = tmp_path / "cell"
+    assert main(["init", str(cell), "--channel", "c:chain", "--base-port", str(base_port())]) == 0
+    Told(monkeypatch)
+    here = ["--host", "127.0.0.1", "--port", 7777]
+    said = refused(capsys, cell, "replace", "broker-1", "broker-5", *here)
+    assert "from which channel 'c' draws its chains" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "nothing to change: cell 'cell' has f=1"),
+        (["--f", "1"], "nothing to change: cell 'cell' has f=1"),
+        (["--f", "2"], "needs 7 brokers to tolerate f=2, but the cell has 4"),
+        (["--add", "broker-5"], "--add takes NAME=HOST:PORT, not 'broker-5'"),
+        (["--remove", "broker-4"], "needs 4 brokers to tolerate f=1, but the cell has 3"),
+        (
+            ["--add", "b5=127.0.0.1:7", "--add", "b6=127.0.0.1:8", "--f", "2"],
+            "needs 7 brokers to tolerate f=2, but the cell has 6",
+        ),
+    ],
+)
+def test_members_change_that_no_cell_could_take_changes_nothing(
+    idle: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    sentence: str,
+) -> None:
+    Told(monkeypatch)
+    assert sentence in refused(capsys, idle, "change", *words)
+
+
+def test_members_change_writes_an_epoch_for_each_step(
+    idle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    told = Told(monkeypatch)
+
+    def rows(manifest: Manifest, urls: object) -> dict[str, dict[str, object]]:
+        asked.append(urls)
+        return told.rows(manifest, urls)
+
+    monkeypatch.setattr("quorumcast.cli.options.ask_cell", rows)
+    new = [w for i in (5, 6, 7) for w in ("--add", f"broker-{i}=127.0.0.1:{7790 + i}")]
+    page = ["--url", "broker-7=http://10.0.0.7:8100"]  # not a member yet
+    grown = answer(capsys, "members", "change", *new, "--f", 2, *page, "-m", idle)
+    assert (grown["epoch"], grown["before"]["n"], grown["before"]["f"]) == (5, 4, 1)
+    assert (grown["after"]["n"], grown["after"]["f"], grown["done"]) == (7, 2, True)
+    last = asked[-1]
+    assert isinstance(last, dict)
+    assert last["broker-7"] == "http://10.0.0.7:8100"
+    gone = [word for i in (1, 2, 3) for word in ("--remove", f"broker-{i}")]
+    shrunk = answer(capsys, "members", "change", *gone, "--f", 1, "-m", idle)
+    assert (shrunk["epoch"], shrunk["after"]["n"], shrunk["after"]["f"]) == (9, 4, 1)
+    assert shrunk["after"]["brokers"] == "broker-4, broker-5, broker-6, broker-7"
+    kept = [read_manifest(idle / "epochs" / f"{epoch}.json") for epoch in range(1, 9)]
+    sizes = [(len(manifest.brokers), manifest.f) for manifest in kept]
+    assert sizes == [(4, 1), (5, 1), (6, 1), (7, 1), (7, 2), (7, 1), (6, 1), (5, 1)]
+
+
+@pytest.mark.timeout(400)
+def test_cell_grown_to_f_2_goes_on_without_two_brokers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path / "cell", ["trades:total+durable", "news:ab+history:20"]) as cell:
+        here = ["-m", str(cell)]
+        capsys.readouterr()
+        base = base_port()
+        new = [w for i in range(3) for w in ("--add", f"broker-{5 + i}=127.0.0.1:{base + i}")]
+        answer(capsys, "publish", "trades", "f was 1", *here, "-i", "alice")
+        patient = ["--timeout", "200", *here]
+        grown = answer(capsys, "members", "change", *new, "--f", "2", *patient)
+        assert (grown["after"]["n"], grown["after"]["f"], grown["done"]) == (7, 2, True)
+        up = brokers_up(capsys, cell)
+        assert {row["epoch"] for row in up.values()} == {5}
+        stopped = [up[name]["pid"] for name in ("broker-1", "broker-6")]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            # Two of seven are gone, and what is published now is still ordered.
+            for channel in ("trades", "news"):
+                answer(capsys, "publish", channel, "f is 2", *here, "-i", "alice")
+            assert main(["replay", "trades", *here, "-i", "bob", "--json"]) == 0
+            told = [json.loads(line)["payload"] for line in capsys.readouterr().out.splitlines()]
+            assert told == ["f was 1", "f is 2"]
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)

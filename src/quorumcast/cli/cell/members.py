@@ -13,10 +13,18 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from quorumcast.cli.cell.advancing import Change, advance
-from quorumcast.cli.common import IDENTITY, OPERATOR, Rows, console, print_json, table
+from quorumcast.cli.cell.plans import (
+    MembersPlan,
+    Newcomer,
+    PlannedEpoch,
+    certificate_like,
+    removing,
+)
+from quorumcast.cli.common import IDENTITY, Rows, console, print_json, table
 from quorumcast.cli.options import Commands, JsonOption, OperatorOptions, StatusOptions
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
@@ -24,8 +32,7 @@ from quorumcast.core.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quorumcast.crypto.identity import Identity
-    from quorumcast.manifest.manifest import BrokerEntry, Manifest
+    from quorumcast.manifest.manifest import Manifest
 
 app = Commands(
     no_args_is_help=True,
@@ -137,9 +144,13 @@ class StepOptions(OperatorOptions, kw_only=True):
 class Steps:
     """The epochs that one command writes."""
 
-    def __init__(self, where: StepOptions, *, offline: bool = False) -> None:
+    def __init__(
+        self, where: StepOptions, *, offline: bool = False, joining: Collection[str] = ()
+    ) -> None:
         self.path = where.path
         self._where = where
+        #: Brokers that come; --url may name their status pages before the manifest names them.
+        self._joining = joining
         self._offline = offline
         self.facts: dict[str, Any] = {}
 
@@ -203,7 +214,9 @@ class Steps:
         )
 
     def _taken(self, manifest: Manifest) -> Rows:
-        rows = self._where.ask(manifest)
+        early = [name for name in self._joining if manifest.broker(name) is None]
+        urls = [url for url in self._where.url or () if url.partition("=")[0] not in early]
+        rows = msgspec.structs.replace(self._where, url=urls).ask(manifest)
         return {n: row for n, row in rows.items() if row["up"] and row["epoch"] >= manifest.epoch}
 
     def wait(self, manifest: Manifest, *needed: str) -> bool:
@@ -221,6 +234,32 @@ class Steps:
             if time.monotonic() > deadline:
                 return False
             time.sleep(PAUSE_S)
+
+    def carry_out(self, plan: MembersPlan, *, json_: bool) -> None:
+        """Write the epochs of a plan, each once the one before is adopted and caught up with."""
+        manifest = self._where.read()
+        self._check_taken(manifest)
+        plan.check(self._taken(manifest))
+        done: list[PlannedEpoch] = []
+        try:
+            for step in plan.steps:
+                manifest = self.take(step.change, going=plan.leaving)
+                done.append(step)
+                comes = (step.comes,) if step.comes else ()
+                waits = comes or step is not plan.steps[-1]  # `finish` waits for the last one
+                if waits and not self.wait(manifest, *comes):
+                    late = step.comes or f"n-f of {len(manifest.brokers)} brokers"
+                    raise UsageError(
+                        f"{late} did not take epoch {manifest.epoch}, or catch up, in time: start "
+                        "what is missing, and wait until 'quorumcast status' shows it as up"
+                    )
+        except UsageError as error:
+            if not done:
+                raise
+            left = " ".join(step.option for step in plan.steps[len(done) :])
+            rest = f"; then run 'quorumcast members change {left}'" if left else ""
+            raise UsageError(f"{done[-1].title}, but {error}{rest}") from None
+        self.finish(manifest, wait=True, json_=json_)
 
     def finish(self, manifest: Manifest, *, wait: bool, json_: bool) -> None:
         """Print what has changed, after waiting if requested; exit code 1 if too few adopted it."""
@@ -265,7 +304,7 @@ def add(
 ) -> None:
     """Add a broker: make its identity and write the next epoch. Then start it."""
     steps = Steps(where, offline=offline)
-    new = steps.take(_adding(steps.path, name, host, port))
+    new = steps.take(Newcomer(steps.path, name, host, port).join)
     steps.finish(new, wait=wait, json_=json_)
 
 
@@ -279,7 +318,7 @@ def remove(
 ) -> None:
     """Remove a broker: it exits when it has adopted the epoch."""
     steps = Steps(where, offline=offline)
-    new = steps.take(_removing(name), going=(name,))
+    new = steps.take(removing(name), going=(name,))
     steps.finish(new, wait=wait, json_=json_)
 
 
@@ -292,23 +331,49 @@ def replace(
     where: StepOptions,
     json_: JsonOption = False,
 ) -> None:
-    """Add a broker, wait until it has caught up, and remove another: two epochs."""
-    steps = Steps(where)
-    added = steps.take(_adding(steps.path, new, host, port), going=(old,))
-    if not steps.wait(added, new):
+    """Add a broker, wait until it has caught up, and remove another: two epochs.
+
+    Refused before anything changes if the cell could not finish it.
+    """
+    steps = Steps(where, joining=(new,))
+    steps.carry_out(
+        MembersPlan(where.read(), [Newcomer(steps.path, new, host, port)], [old]), json_=json_
+    )
+
+
+@app.command(
+    example="members change --add broker-5=10.0.0.5:7005 --add broker-6=10.0.0.6:7006 "
+    "--add broker-7=10.0.0.7:7007 --f 2 -m cell"
+)
+def change(
+    where: StepOptions,
+    add: Annotated[
+        list[str] | None,
+        typer.Option("--add", metavar="NAME=HOST:PORT", help="A broker that comes; repeatable."),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option("--remove", metavar="NAME", help="A broker that goes; may be repeated."),
+    ] = None,
+    f: Annotated[
+        int | None, typer.Option("--f", help="How many brokers may be faulty afterwards.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Change brokers and f together: one epoch for each step, brokers that come first, then f.
+
+    Refused before anything changes if the cell could not finish it.
+    """
+    cell, path = where.read(), where.path
+    newcomers = [Newcomer.parse(path, spec) for spec in add or ()]
+    plan = MembersPlan(cell, newcomers, remove or [], f)
+    if not plan.steps:
         raise UsageError(
-            f"{new} has not taken epoch {added.epoch} yet, or has not caught up: start it, wait "
-            "until 'quorumcast status' shows it as up, and then run 'quorumcast members remove "
-            f"{old}'"
+            f"nothing to change: cell {cell.cell!r} has f={cell.f}; name brokers with --add or "
+            "--remove, or another f"
         )
-    try:
-        removed = steps.take(_removing(old), going=(old,))
-    except UsageError as error:
-        raise UsageError(
-            f"{new} has been added, and {old} not removed: {error}; then run 'quorumcast members "
-            f"remove {old}'"
-        ) from None
-    steps.finish(removed, wait=True, json_=json_)
+    steps = Steps(where, joining=[newcomer.name for newcomer in newcomers])
+    steps.carry_out(plan, json_=json_)
 
 
 @app.command(example="members rotate broker-2 -m cell --wait")
@@ -325,36 +390,6 @@ def rotate(
     new = steps.take(rotation.change)
     steps.facts |= rotation.facts(new)
     steps.finish(new, wait=wait, json_=json_)
-
-
-def _adding(path: Path, name: str, host: str, port: int) -> Change:
-    from quorumcast.core.ids import NodeId
-    from quorumcast.crypto.identity import Identity
-    from quorumcast.manifest import build
-    from quorumcast.manifest.files import read_identity, write_identity
-    from quorumcast.manifest.successor import check_successor
-
-    if name == OPERATOR:
-        raise UsageError(f"no node can be called {OPERATOR!r}; choose another name")
-    file = path.parent / f"{name}{IDENTITY}"
-
-    def change(old: Manifest) -> Manifest:
-        identity = read_identity(file) if file.exists() else Identity.generate(NodeId(name))
-        certificate = _certificate(identity, old.brokers[0])
-        new = build.add_broker(old, identity.name, identity, host, port, certificate=certificate)
-        check_successor(old, new)
-        if not file.exists():
-            write_identity(file, identity)
-        return new
-
-    return change
-
-
-def _removing(name: str) -> Change:
-    from quorumcast.core.ids import NodeId
-    from quorumcast.manifest import build
-
-    return lambda old: build.remove_broker(old, NodeId(name))
 
 
 class Rotation:
@@ -380,7 +415,7 @@ class Rotation:
 
         name, file = self._identity.name, self._file
         entry = old.broker(name)
-        certificate = "" if entry is None else _certificate(self._identity, entry)
+        certificate = "" if entry is None else certificate_like(self._identity, entry)
         new = build.rotate(old, name, self._identity, certificate=certificate)
         if entry is not None and file.exists():
             self._file = next_identity(file)
@@ -410,10 +445,3 @@ class Rotation:
 def old_identity(file: Path, epoch: int) -> Path:
     """The name for an identity file whose keys are void after this epoch."""
     return file.with_name(f"{file.name.removesuffix(IDENTITY)}.epoch-{epoch}.old")
-
-
-def _certificate(identity: Identity, like: BrokerEntry) -> str:
-    """A TLS certificate, if the cell uses TLS."""
-    from quorumcast.runtime.links.tls import make_certificate
-
-    return make_certificate(identity) if like.certificate else ""
