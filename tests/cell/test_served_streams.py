@@ -7,9 +7,10 @@ from tests.support.cells import ALICE, B1, B2, STREAM, T0, Cell, digests
 from tests.support.network import Disk
 
 from quorumcast.broadcast.messages import Open, Publish
-from quorumcast.core.ids import EPOCHS, Channel, Stream
+from quorumcast.core.ids import EPOCHS, Channel, Stream, total_order
 from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import Connected, Drop, DropReason, Forget, Persisted, Receive, Record
+from quorumcast.core.quorum import Protection
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.log import Held
 from quorumcast.ordering.messages import Offer
@@ -92,3 +93,26 @@ def test_broker_that_adopts_an_epoch_removes_records_of_channels_that_it_deletes
     # This one was on its way to disk.
     late = placed(DELETED)
     assert broker.handle(Persisted(late), T0) == [Forget(Placed, DELETED, 2, 1)]
+
+
+def test_channel_that_comes_back_in_another_log_has_nothing_of_the_old_one() -> None:
+    """It was deleted and created again while this broker was away, which adopts both at once."""
+    cell, disk, _ = filled()
+    first = cell.manifest.channels[0]
+    other = replace(first, name=Channel("other"))
+    cell.manifest = replace(cell.manifest, channels=(first, other, replace(first, name=DELETED)))
+    crash = replace(first, name=DELETED, policy=Policy.named("total-crash", journal=True))
+    following = replace(cell.manifest, epoch=3, channels=(first, other, crash))
+    broker = cell.broker()
+    broker.read_from(disk)
+    broker.handle(Connected(B2), T0)
+    stream = total_order(DELETED)
+    assert broker._sequencers._ordered(DELETED, Protection.BYZANTINE) is not None
+    old = broker.served(stream)
+    adopted = broker.adopt(following, cell.keyring(B1))
+    forgotten = {(e.kind, e.owner) for e in adopted if isinstance(e, Forget)}
+    assert {(Placed, DELETED), (Held, DELETED), (Stored, f"{DELETED}/{ALICE}@1")} <= forgotten
+    assert (Placed, STREAM.channel) not in forgotten
+    assert broker._sequencers._ordered(DELETED, Protection.BYZANTINE) is None
+    assert broker._sequencers._ordered(DELETED, Protection.CRASH) is not None
+    assert broker.served(stream) is not old

@@ -76,6 +76,7 @@ class Sequencers:
         "_contexts",
         "_judged",
         "_life",
+        "_logs",
         "_older",
         "_served",
         "_view",
@@ -97,6 +98,8 @@ class Sequencers:
         self._older = older
         #: The last manifest that was checked, and its epoch; 0 if it may not follow this one.
         self._judged = (b"", 0)
+        #: The log of every channel that has one, in the present epoch.
+        self._logs = self._logs_now()
         #: Whether the disk was rid of deleted channels since this broker started.
         self._clean = False
         #: The disk of this broker, if it has one.
@@ -114,6 +117,7 @@ class Sequencers:
         # The driver has stored the manifest; the offer of it is not needed any more.
         effects: list[Effect] = [Forget(Stored, str(EPOCHS), view.epoch + 1)] * bool(self._by_log)
         effects += self._clear()
+        self._logs = self._logs_now()
         for log, sequencer in self._by_log.items():
             context = self._contexts[log]
             context.members, context.epoch = view.brokers, view.epoch
@@ -136,7 +140,14 @@ class Sequencers:
         ]
 
     def _is_deleted(self, channel: Channel) -> bool:
-        return channel != EPOCHS.channel and self.log_of(channel) is None
+        log = self.log_of(channel)
+        # In another log it is another channel, created while this broker was away.
+        moved = self._logs.get(channel, log) is not log
+        return channel != EPOCHS.channel and (log is None or moved)
+
+    def _logs_now(self) -> dict[Channel, Protection]:
+        found = {entry.name: entry.policy.log for entry in self._view.channels}
+        return {channel: log for channel, log in found.items() if log is not None}
 
     # ----------------------------------------------------------------- epochs
 

@@ -126,11 +126,15 @@ class ServedStreams:
     def recount(self) -> list[tuple[ServedStream, list[Effect]]]:
         """Go on in a new epoch; streams of a deleted channel are removed, and never come back.
 
-        But for a total order: a channel of the same name goes on after its positions.
+        But for a total order: a channel of the same name goes on after its positions. A channel
+        with another policy was deleted and created again while this broker was away.
         """
         for peer in [peer for peer in self._peer_lives if peer not in self._view.brokers]:
             del self._peer_lives[peer]  # in place: notaries share it
-        for data in [s for s in self._by_stream if self._view.channel(s.channel) is None]:
+        for data, held in list(self._by_stream.items()):
+            entry = self._view.channel(data.channel)
+            if entry is not None and entry.policy.name == held.entry.policy.name:
+                continue
             self._remove(data)
             if data.publisher != CELL:
                 over = self._over_of(data)
