@@ -23,10 +23,12 @@ from tests.support.cells import (
 from quorumcast.cell.messages import Attest, Checkpoint, Position, Positions, Subscribe
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.served_streams import LONGEST_MS, SHRINK_MS, ServedStreams, Sweep
-from quorumcast.core.ids import Millis
+from quorumcast.core.ids import Millis, total_order
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Connected, Effect, Receive, SetTimer, TimerFired
+from quorumcast.core.machine import Connected, Effect, Forget, Receive, SetTimer, TimerFired
 from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.past import Placed
 
 SPAN = 8_000
 
@@ -132,6 +134,17 @@ def test_broker_takes_higher_limits_with_the_next_epoch() -> None:
     assert sweeps(adopted(cell, made, limited("ab", retained_publications=6))) == []
     made.handle(publish(5, *bodies(5, 3)), T0)
     assert base(made) == 2
+
+
+def test_broker_leaves_what_is_old_on_a_channel_with_total_order_to_its_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The log keeps on disk until its next checkpoint what a restart needs."""
+    monkeypatch.setattr(OrderedLog, "trim", lambda *_: [Forget(Placed, ORDERS, 9)])
+    made = Cell(limited("total", retained_ms=SPAN)).broker()
+    assert made._served.open(total_order(ORDERS), made._view.channels[0], B1) is not None
+    assert sweeps(made.handle(Connected(B2), T0)) == []
+    assert made.handle(TimerFired(Sweep()), Millis(SPAN)) == []
 
 
 def test_broker_that_lost_the_beginning_of_a_segment_signs_for_a_number_alone() -> None:

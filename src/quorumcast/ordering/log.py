@@ -229,9 +229,6 @@ class OrderedLog(Carrier):
             return True
         return oldest.next <= self.spare and now - oldest.at >= limits.retained_ms
 
-    def expire(self, now: Millis, retained_ms: int) -> list[Effect]:
-        return self.trim(now)
-
     # --------------------------------------------------------------- state transfer
 
     def begin_after(self, position: int, chain: bytes) -> list[Effect]:

@@ -491,8 +491,7 @@ class ServedStreams:
 
     def watch_ages(self) -> list[Effect]:
         """Set the timer, if a channel of this epoch limits ages and it is not set yet."""
-        spans = [channel.policy.limits.retained_ms for channel in self._view.channels]
-        shortest = min(spans, default=FOREVER_MS)
+        shortest = min(map(_expires_after, self._view.channels), default=FOREVER_MS)
         if self._sweeping or shortest >= FOREVER_MS:
             return []
         self._sweeping = True
@@ -504,7 +503,15 @@ class ServedStreams:
         effects: list[Effect] = []
         for served in self.all():
             entry = self._view.channel(served.stream.channel)
-            span = FOREVER_MS if entry is None else entry.policy.limits.retained_ms
+            span = FOREVER_MS if entry is None else _expires_after(entry)
             if span < FOREVER_MS:
                 effects += served.carrier.expire(now, span)
         return effects + self.shrink() + self.watch_ages()
+
+
+def _expires_after(entry: ChannelEntry) -> int:
+    """The age at which publications are removed here.
+
+    With total order the log removes them: a restart needs what is newer than its checkpoint.
+    """
+    return FOREVER_MS if entry.policy.total else entry.policy.limits.retained_ms
