@@ -29,9 +29,12 @@ FAULTS = "faults"
 FIT = "fit"
 SOAK = "soak"
 FLOODS = "floods"
+RETENTION = "retention"
 #: Figures for programs, tables for people, and whether all promises were kept.
 SuiteResult: TypeAlias = "tuple[object, list[Table], bool]"
-SUITES = (FREEMAN, FAULTS, FIT, SOAK, FLOODS)
+SUITES = (FREEMAN, FAULTS, FIT, SOAK, FLOODS, RETENTION)
+#: Events of the suite `retention`.
+TEN_MILLION = 10_000_000
 
 
 class PlanOptions(msgspec.Struct, kw_only=True):
@@ -99,7 +102,8 @@ def bench(
             "'faults': every fault of the catalogue against the fault-free rate. "
             "'fit': FIT-Broker's five tests of its four kinds, against its figures. "
             "'soak': total order while brokers are killed, paused, cut off and wiped. "
-            "'floods': what a client that floods brokers leaves to the others."
+            "'floods': what a client that floods brokers leaves to the others. "
+            "'retention': what it costs to keep ten million events, or --events."
         ),
     ] = "",
     runs: Annotated[int, typer.Option(help="With --suite: runs per line; the median counts.")] = 1,
@@ -115,7 +119,11 @@ def bench(
         int, typer.Option(help="With --workload: processes that its nodes are shared out to.")
     ] = 2,
     events: Annotated[
-        int, typer.Option(help="With --workload: the first so many events; 0 is all.")
+        int,
+        typer.Option(
+            help="With --workload: the first so many events; 0 is all. With --suite retention: how "
+            "many are kept."
+        ),
     ] = 0,
     json_: JsonOption = False,
 ) -> None:
@@ -125,7 +133,7 @@ def bench(
     without history, a liar, and publishers that skip a broker: nothing can arrive).
     """
     plan = measured.plan()
-    if plan.observe and (workload is not None or suite in (FIT, SOAK, FLOODS)):
+    if plan.observe and (workload is not None or suite in (FIT, SOAK, FLOODS, RETENTION)):
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
         )
@@ -133,6 +141,8 @@ def bench(
         if suite:
             raise UsageError("a suite has a workload of its own; leave out --workload or --suite")
         _replay(plan, workload, processes, events, json_)
+    elif suite == RETENTION:
+        _retention(events or TEN_MILLION, json_)
     elif suite:
         _suite(suite, plan, runs, json_)
     else:
@@ -288,6 +298,34 @@ def _soak(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
             reports.append(run_soak(bad_hour, Path(directory), progress))
     tables = [_soak_table(report) for report in reports]
     return reports, tables, all(report.sound for report in reports)
+
+
+def _retention(events: int, json_: bool) -> None:
+    import tempfile
+
+    from quorumcast.bench.retained import run_retention
+
+    with (
+        ProgressDisplay() as progress,
+        tempfile.TemporaryDirectory(prefix="quorumcast-retention-") as directory,
+    ):
+        report = run_retention(events, Path(directory), progress)
+    facts = {
+        "published, replayed": f"{report.publish_events_per_s:,.0f} and "
+        f"{report.replay_events_per_s:,.0f} events/s",
+        "lost, disordered": f"{report.lost}, {report.disordered}",
+        "memory of a broker": "{} MB; restarted {} MB; after the replay {} MB".format(
+            *report.memory_mb
+        ),
+        "store of a broker": f"{report.store_mb} MB, {report.store_ratio} of the events' bytes",
+        "restart of all": f"{report.restart_s} s",
+        "wiped under load": f"votes after {report.votes_after_s} s, complete after "
+        f"{report.complete_after_s} s; publishers kept {report.share_meanwhile:.0%}",
+        "half, and nothing": f"on disk after {report.halved_after_s} s and "
+        f"{report.deleted_after_s} s",
+    }
+    title = f"{report.events:,} events of {report.bytes_per_event} bytes, total+durable, 4 brokers"
+    _show(report, [facts_table(title, facts)], sound=report.sound, json_=json_)
 
 
 def _soak_table(report: soak.SoakReport) -> Table:
