@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 from tests.support.cells import ALICE, B1, B2, STREAM, T0, Cell, digests
 from tests.support.network import Disk
@@ -95,14 +96,15 @@ def test_broker_that_adopts_an_epoch_removes_records_of_channels_that_it_deletes
     assert broker.handle(Persisted(late), T0) == [Forget(Placed, DELETED, 2, 1)]
 
 
-def test_channel_that_comes_back_in_another_log_has_nothing_of_the_old_one() -> None:
+@pytest.mark.parametrize("policy", ["total", "total-crash"])
+def test_channel_that_was_created_again_has_nothing_of_the_old_one(policy: str) -> None:
     """It was deleted and created again while this broker was away, which adopts both at once."""
     cell, disk, _ = filled()
     first = cell.manifest.channels[0]
     other = replace(first, name=Channel("other"))
     cell.manifest = replace(cell.manifest, channels=(first, other, replace(first, name=DELETED)))
-    crash = replace(first, name=DELETED, policy=Policy.named("total-crash", journal=True))
-    following = replace(cell.manifest, epoch=3, channels=(first, other, crash))
+    again = replace(first, name=DELETED, policy=Policy.named(policy, journal=True), since=3)
+    following = replace(cell.manifest, epoch=3, channels=(first, other, again))
     broker = cell.broker()
     broker.read_from(disk)
     broker.handle(Connected(B2), T0)
@@ -113,6 +115,6 @@ def test_channel_that_comes_back_in_another_log_has_nothing_of_the_old_one() -> 
     forgotten = {(e.kind, e.owner) for e in adopted if isinstance(e, Forget)}
     assert {(Placed, DELETED), (Held, DELETED), (Stored, f"{DELETED}/{ALICE}@1")} <= forgotten
     assert (Placed, STREAM.channel) not in forgotten
-    assert broker._sequencers._ordered(DELETED, Protection.BYZANTINE) is None
-    assert broker._sequencers._ordered(DELETED, Protection.CRASH) is not None
+    logs = {log for log in Protection if broker._sequencers._ordered(DELETED, log) is not None}
+    assert logs == {again.policy.log}
     assert broker.served(stream) is not old

@@ -62,6 +62,7 @@ def test_successor_that_a_running_cell_takes(
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
+        ([TRADES], [replace(TRADES, since=0)], "changes when channel 'trades' was created"),
         ([TRADES], [], "'trades' is the last of the 'total' channels.* create another one first"),
         ([TRADES, total("a", crash=True)], [TRADES], "'a' is the last of the 'total-crash'"),
         ([total("a", journal=True), TRADES], [TRADES], "'a' gives the log.* its settings first"),
@@ -83,7 +84,19 @@ def test_successor_that_a_running_cell_refuses(
 ) -> None:
     present = channels(*before)
     with pytest.raises(UsageError, match=expected):
-        check_successor(present, next_epoch(present, channels=tuple(after)))
+        check_successor(present, replace(present, epoch=2, channels=tuple(after)))
+
+
+def test_channel_with_total_order_says_in_which_epoch_it_was_created() -> None:
+    first = channels(TRADES)
+    both = next_epoch(first, channels=(total("a"), TRADES, ORDERS))
+    assert [entry.since for entry in both.channels] == [2, 1, 1]
+    # Not even an entry that is written anew changes that.
+    kept = next_epoch(both, channels=(total("a"), TRADES))
+    assert [entry.since for entry in kept.channels] == [2, 1]
+    again = next_epoch(next_epoch(kept, channels=(TRADES,)), channels=(TRADES, total("a")))
+    assert [entry.since for entry in again.channels] == [1, 5]
+    check_successor(kept, again)  # by a broker that missed the epoch between
 
 
 @pytest.mark.parametrize("changes", [{"cell": "other"}, {"digest": "blake2b"}], ids=str)

@@ -224,6 +224,6 @@ def test_offers_that_wait_for_a_deleted_channel_leave_memory_and_disk() -> None:
     gone = Stream(Channel("deleted"), ALICE, 1)
     bench.hold(1, b"x", stream=gone)
     bench.hold(1, b"a")
-    assert bench.execution.begin_epoch(2) == [Forget(Stored, str(gone), 2, 1)]
+    assert bench.execution.begin_epoch(2, [gone.channel]) == [Forget(Stored, str(gone), 2, 1)]
     assert bench.execution.offers.find(gone, 1) is None
     assert bench.execution.offers.find(STREAM, 1) is not None

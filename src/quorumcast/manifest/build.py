@@ -90,8 +90,18 @@ def next_epoch(manifest: Manifest, **changes: Any) -> Manifest:
     if unknown:
         raise UsageError(f"a manifest has no {unknown[0]!r}; it has {', '.join(known)}")
     following = msgspec.structs.replace(manifest, epoch=manifest.epoch + 1, **changes)
+    following = msgspec.structs.replace(
+        following, channels=tuple(_dated(manifest, entry) for entry in following.channels)
+    )
     check_manifest(following)
     return following
+
+
+def _dated(present: Manifest, entry: ChannelEntry) -> ChannelEntry:
+    """A channel of the next epoch; a new one in a log differs from a deleted one of its name."""
+    known = present.channel(entry.name)
+    created = present.epoch + 1 if entry.policy.total else 1
+    return msgspec.structs.replace(entry, since=created if known is None else known.since)
 
 
 def add_client(manifest: Manifest, node: NodeId, keys: Keys) -> Manifest:

@@ -64,6 +64,11 @@ def check_successor(present: Manifest, following: Manifest) -> None:
     for channel in present.channels:
         later = following.channel(channel.name)
         if later is not None:
+            if later.since != channel.since and later.since <= present.epoch:
+                raise UsageError(
+                    f"epoch {epoch} changes when channel {channel.name!r} was created, from epoch "
+                    f"{channel.since} to {later.since}: leave 'since' as it is"
+                )
             _check_policy(channel, later, epoch)
             _check_schema(channel, later)
     for log in Protection:

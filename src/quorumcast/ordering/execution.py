@@ -7,7 +7,7 @@ agree byte for byte; checkpoints compare exactly that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from quorumcast.broadcast.messages import Ack
 from quorumcast.core.ids import CELL, EPOCHS, GENESIS, Channel, Millis, NodeId, Stream
@@ -218,11 +218,10 @@ class Execution:
         """Whether that manifest was ordered to follow."""
         return self.halted and offer.digests == self.state.manifest
 
-    def begin_epoch(self, epoch: int) -> list[Effect]:
-        """Go on in an epoch: some channels may be deleted, and others may have had their names."""
+    def begin_epoch(self, epoch: int, deleted: Container[Channel]) -> list[Effect]:
+        """Go on in an epoch: some channels are deleted, and others may have had their names."""
         self.epochs.begin(epoch)
-        log_of = self._context.log_of
-        self.offers.retire(lambda s: s.publisher != CELL and log_of(s.channel) is None)
+        self.offers.retire(lambda stream: stream.channel in deleted)
         effects = self._sweep()
         for log, head in self._channels():
             effects += log.begin_after(head.next, head.chain)

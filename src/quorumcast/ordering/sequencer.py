@@ -6,8 +6,10 @@ when to execute, when to retransmit, and how to restart from disk.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from quorumcast.broadcast.messages import Open
-from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.machine import (
     Connected,
     Drop,
@@ -167,7 +169,7 @@ class Sequencer:
         """The manifest that was ordered to follow the present one, once it has been executed."""
         return self._execution.passed
 
-    def begin_epoch(self, quorums: OrderQuorums) -> list[Effect]:
+    def begin_epoch(self, quorums: OrderQuorums, deleted: Container[Channel] = ()) -> list[Effect]:
         """Go on with the brokers of the epoch that the context names now.
 
         What was executed stays. Of what was decided beyond, only what is known to lie before the
@@ -175,7 +177,7 @@ class Sequencer:
         """
         consensus, amnesia, held = self._consensus, self._amnesia, self.catch_up.held
         execution = self._execution
-        effects = execution.begin_epoch(self._context.epoch)
+        effects = execution.begin_epoch(self._context.epoch, deleted)
         stands = execution.executed
         while stands < consensus.decided and not execution.reached:
             batch = consensus.batch(stands + 1)

@@ -98,7 +98,7 @@ class Sequencers:
         self._older = older
         #: The last manifest that was checked, and its epoch; 0 if it may not follow this one.
         self._judged = (b"", 0)
-        #: The log of every channel that has one, in the present epoch.
+        #: The log of every channel that has one, and when it was created, in the present epoch.
         self._logs = self._logs_now()
         #: Whether the disk was rid of deleted channels since this broker started.
         self._clean = False
@@ -117,11 +117,12 @@ class Sequencers:
         # The driver has stored the manifest; the offer of it is not needed any more.
         effects: list[Effect] = [Forget(Stored, str(EPOCHS), view.epoch + 1)] * bool(self._by_log)
         effects += self._clear()
-        self._logs = self._logs_now()
+        before, self._logs = self._logs, self._logs_now()
+        deleted = [channel for channel in before if before[channel] != self._logs.get(channel)]
         for log, sequencer in self._by_log.items():
             context = self._contexts[log]
             context.members, context.epoch = view.brokers, view.epoch
-            effects += sequencer.begin_epoch(view.quorums.of_log(log))
+            effects += sequencer.begin_epoch(view.quorums.of_log(log), deleted)
         self._start_logs()
         return effects
 
@@ -130,24 +131,24 @@ class Sequencers:
         archive = self._archive
         if archive is None:
             return []
+        now = self._logs_now()
+        # One that has changed was deleted and created again while this broker was away.
+        kept = {EPOCHS.channel} | {c for c in now if self._logs.get(c, now[c]) == now[c]}
         kinds: tuple[type[Record], ...] = (Placed, Held, Stored)
         return [
             Forget(kind, owner, MAX_NUMBER + 1)
             for kind in kinds
             for owner in archive.owners(kind)
             # The owner of an offer is its stream; names of publishers contain no slash.
-            if self._is_deleted(Channel(owner.rpartition("/")[0] if kind is Stored else owner))
+            if (owner.rpartition("/")[0] if kind is Stored else owner) not in kept
         ]
 
-    def _is_deleted(self, channel: Channel) -> bool:
-        log = self.log_of(channel)
-        # In another log it is another channel, created while this broker was away.
-        moved = self._logs.get(channel, log) is not log
-        return channel != EPOCHS.channel and (log is None or moved)
-
-    def _logs_now(self) -> dict[Channel, Protection]:
-        found = {entry.name: entry.policy.log for entry in self._view.channels}
-        return {channel: log for channel, log in found.items() if log is not None}
+    def _logs_now(self) -> dict[Channel, tuple[Protection, int]]:
+        return {
+            entry.name: (entry.policy.log, entry.since)
+            for entry in self._view.channels
+            if entry.policy.log is not None
+        }
 
     # ----------------------------------------------------------------- epochs
 

@@ -127,13 +127,13 @@ class ServedStreams:
         """Go on in a new epoch; streams of a deleted channel are removed, and never come back.
 
         But for a total order: a channel of the same name goes on after its positions. A channel
-        with another policy was deleted and created again while this broker was away.
+        that has changed was deleted and created again while this broker was away.
         """
         for peer in [peer for peer in self._peer_lives if peer not in self._view.brokers]:
             del self._peer_lives[peer]  # in place: notaries share it
         for data, held in list(self._by_stream.items()):
-            entry = self._view.channel(data.channel)
-            if entry is not None and entry.policy.name == held.entry.policy.name:
+            entry, old = self._view.channel(data.channel), held.entry
+            if entry and (entry.policy.name, entry.since) == (old.policy.name, old.since):
                 continue
             self._remove(data)
             if data.publisher != CELL:
