@@ -167,23 +167,40 @@ def test_retention_by_age_waits_for_the_stable_checkpoint(disk: Disk | None) -> 
     assert orders.log.trim(Millis(5000)) == []
 
 
-def test_retention_that_is_lowered_applies_to_what_is_there() -> None:
+def lowered(runs: int) -> Orders:
+    """Single publications on disk, of which the last four are retained from now on."""
     cell = Cell(limited("total", retained_publications=100, window=4, cached_bytes=1))
     context = cell.around(B2)
     orders = Orders(cell, Disk())
     orders.log = OrderedLog(POSITIONS, context)
     orders.log.ledger.archive = orders.disk
-    for number in range(1, 10):
+    for number in range(1, runs + 1):
         orders.append(number, b"x")
     policy = limited("total", retained_publications=4, window=4)
     manifest = cell.manifest
     (entry,) = manifest.channels
     entry = replace(entry, policy=policy)
     context.view.adopt(replace(manifest, channels=(entry,), epoch=2), context.view.keyring)
+    return orders
+
+
+def test_retention_that_is_lowered_applies_to_what_is_there() -> None:
+    orders = lowered(9)
     orders.write(orders.log.trim(T0))
     assert orders.log.ledger.base == 6
     assert orders.disk is not None
     assert {place for kind, _, place in orders.disk.records if kind is Placed} == {6, 7, 8, 9}
+
+
+@pytest.mark.parametrize("damaged", [range(1, 2), range(3, 5), range(5, 8), range(1, 9)])
+def test_retention_goes_on_behind_damaged_records(damaged: range) -> None:
+    orders = lowered(9)
+    assert orders.disk is not None
+    orders.disk.forget(Forget(Placed, ORDERS, damaged.stop, damaged.start))
+    orders.write(orders.log.trim(T0))
+    for number in range(10, 15):
+        orders.append(number, b"y")
+    assert (orders.log.ledger.base, contents(orders.log)) == (11, [b"y"] * 4)
 
 
 # ------------------------------------------------------------- memory and disk
@@ -311,6 +328,35 @@ def test_what_was_held_before_a_state_transfer_is_joined_again() -> None:
     assert (late.log.ledger.base, late.log.sizes()["islands"]) == (1, 0)
     assert contents(late.log) == [b"a", b"b", b"c", b"d", b"e"]
     assert contents(late.again().log) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_fetching_ends_at_what_was_held_before_until_that_is_joined() -> None:
+    """A peer sends many runs at once, also some that are on this disk."""
+    early = ((b"a",), (b"b",), (b"c",))
+    others, late = cold(*early, (b"d",), (b"e",)), cold(*early)
+    late.write(late.log.skip_to(6, others.head.chain))
+    arriving = [filled(late.log, *others.past(6)), filled(late.log, *others.past(5))]
+    assert not late.log.is_next(others.past(4)[0])
+    for effects in arriving:
+        late.write(effects)
+    assert (late.log.ledger.base, late.log.sizes()["islands"]) == (1, 0)
+    assert contents(late.log) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_what_was_held_before_is_joined_after_a_crash_at_the_last_moment() -> None:
+    """All that was missing is on disk, and not that it was joined."""
+    early = ((b"a",), (b"b",))
+    others, late = cold(*early, (b"c",)), cold(*early)
+    late.write(late.log.skip_to(4, others.head.chain))
+    assert late.disk is not None
+    for effect in filled(late.log, *others.past(4)):
+        assert isinstance(effect, Persist)
+        late.disk.keep(effect.record)
+    late.state = others.state
+    late = late.again()
+    assert (late.log.ledger.base, late.log.sizes()["islands"]) == (1, 0)
+    assert contents(late.log) == [b"a", b"b", b"c"]
+    assert contents(late.again().log) == [b"a", b"b", b"c"]
 
 
 def test_what_was_held_before_is_dropped_if_it_is_not_what_was_ordered() -> None:

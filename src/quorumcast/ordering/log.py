@@ -185,14 +185,22 @@ class OrderedLog(Carrier):
             return self._memory[0]
         return self.ledger.placed(self.ledger.base)
 
+    def _after_damage(self) -> Placed | None:
+        """The oldest run that can be read, if the disk has damaged those before it."""
+        ledger = self.ledger
+        if ledger.archive is None or ledger.base >= ledger.warm:
+            return None
+        found = ledger.archive.first(Placed, self.stream.channel, ledger.base)
+        return found if found is not None and found.next <= ledger.next else None
+
     def trim(self, now: Millis) -> list[Effect]:
         """Drop what is not retained any longer."""
         effects: list[Effect] = []
         for _ in range(DROPPED_AT_ONCE):
-            gone = self.oldest
+            gone = self.oldest or self._after_damage()
             if gone is None or not self._is_too_much(gone, now):
                 break
-            if self._memory and self._memory[0] is gone:
+            if self._memory and self._memory[0].position == gone.position:
                 self._memory.popleft()
                 del self._offers[gone.stream, gone.first]
             self.ledger.give_up(gone.next)
@@ -267,7 +275,9 @@ class OrderedLog(Carrier):
         self._chain, self._persisted = known, last.next
         self._end, self._stamp = last.end, last.stamp
         self.filling = held.filling
-        return [] if (last.next, known) == (position, chain) else self.skip_to(position, chain)
+        if (last.next, known) == (position, chain):
+            return self._join()  # it may have stopped when all that was missing was here
+        return self.skip_to(position, chain)
 
     def _note(self) -> list[Effect]:
         if self.ledger.archive is None:
@@ -301,8 +311,13 @@ class OrderedLog(Carrier):
         return bool(self._arriving)
 
     def is_next(self, past: Past) -> bool:
-        """Whether a run ends where something is lacking."""
-        return past.position + len(past.digests) // DIGEST_SIZE == self.lowest[0]
+        """Whether a run ends where something is lacking.
+
+        Nothing is, once an island follows: it is joined when the disk has what lies behind it.
+        """
+        lowest = self.lowest[0]
+        at_island = bool(self._islands) and self._islands[-1].next >= lowest
+        return not at_island and past.position + len(past.digests) // DIGEST_SIZE == lowest
 
     def run_before(self, position: int) -> Placed | None:
         """The run that ends before a position."""
@@ -356,7 +371,8 @@ class OrderedLog(Carrier):
             if (island.next, island.chain) == (position, chain):
                 self.ledger.base = island.base
             else:
-                effects.append(Forget(Placed, self.stream.channel, island.next, island.base))
+                end = min(island.next, position)  # what lies behind was fetched
+                effects.append(Forget(Placed, self.stream.channel, end, island.base))
             effects += self._note()
         return effects
 
