@@ -19,8 +19,9 @@ from tests.runtime.world import PATIENCE_S, run, until
 from quorumcast.core.errors import UsageError
 from quorumcast.core.machine import Record
 from quorumcast.runtime.store import archive, database, segments, store
-from quorumcast.runtime.store.database import Database, DiskFullError, Keep, Remove
+from quorumcast.runtime.store.database import Database, Keep, Remove
 from quorumcast.runtime.store.directory import look_at
+from quorumcast.runtime.store.full_disk import DiskFullError
 from quorumcast.runtime.store.store import DiskStore
 
 MB = 1024 * 1024

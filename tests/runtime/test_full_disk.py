@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quorumcast.runtime.store.database import DiskFullError, writing
+from quorumcast.runtime.store.full_disk import DiskFullError, writing
 
 BROKEN = 1000
 

@@ -24,8 +24,8 @@ from quorumcast.core.ids import Channel
 from quorumcast.manifest.build import next_epoch
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
-from quorumcast.runtime.store.database import size_of
 from quorumcast.runtime.store.directory import store_files
+from quorumcast.runtime.store.full_disk import size_of
 from quorumcast.testing.cluster import LocalCluster
 
 CHANNEL, OTHER = Channel("kept"), Channel("other")

@@ -23,8 +23,8 @@ from quorumcast.client import Node, connect, run
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.policy import Policy
-from quorumcast.runtime.store.database import size_of
 from quorumcast.runtime.store.directory import store_files
+from quorumcast.runtime.store.full_disk import size_of
 from quorumcast.testing.cluster import LocalCluster
 
 CHANNEL = "soak"

@@ -36,9 +36,9 @@ from types import TracebackType
 import msgspec
 
 from quorumcast.core.errors import UsageError
+from quorumcast.runtime.store.mark import MARK
 
 GATE = ".gate"
-MARK = ".mark"
 #: How long a broker waits at its gate.
 MAX_HOLD_S = 20.0
 #: How long a backup waits until a broker is done with the change under way.

@@ -5,41 +5,30 @@
     head      how many changes were ever written, in the same transaction as the last of them
 
 SQLite survives crashes (WAL, `synchronous=FULL`). This module detects a disk that loses or alters
-data: every row has a checksum, `integrity_check` walks tree and index, and the *mark*, a small file
-beside the database, counts the changes ever made. Without the mark, SQLite would take a damaged
-WAL for one that ends early, and an old copy of the file for a good one. A database that fails is
-set aside under another name with its segments, and the broker starts with an empty one, like a
-broker that lost its disk. At most `MAX_ASIDE` are set aside, then somebody must look at the disk.
+data: every row has a checksum, `integrity_check` walks tree and index, and the `mark` counts the
+changes ever made. A database that fails is set aside under another name with its segments, and the
+broker starts with an empty one, like a broker that lost its disk. At most `MAX_ASIDE` are set
+aside, then somebody must look at the disk.
 
 Records are read when the store is opened. What is archived is not: it may be far more, and each of
 its records is checked when it is read. Opening looks at the sizes of the segments only, and walks
 the table unless the database is longer than `FULL_CHECK_BYTES`.
 
-The mark is written after each commit and not synced: after a power failure it may lag, but it is
-never ahead. It is locked while the database is open, so that no two brokers share one.
-
 Space of removed records is used again, and the WAL is moved into the database whenever it has grown
 by `CHECKPOINT_BYTES`, so with retention neither file grows. SQLite's `unix-excl` locks keep other
 processes out: a reader among them would keep the WAL from starting over. Within the process, the
 event loop reads the archive with a connection of its own (`Database.archive`).
-
-A broker waits for room on a full disk, and stops when the disk is broken (`writing`). SQLite
-reports a full disk only for ENOSPC; a quota or a limit on file sizes looks like any other failure.
-To tell, a probe file is written that reaches as far as SQLite did.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -48,10 +37,10 @@ from quorumcast.core.machine import Record
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.store import archive
 from quorumcast.runtime.store.archive import ArchiveLookup, ArchiveWriter, checksum
-from quorumcast.runtime.store.backup import MARK, Gate
+from quorumcast.runtime.store.backup import Gate
+from quorumcast.runtime.store.full_disk import DiskFullError, size_of, sqlite_code, writing
+from quorumcast.runtime.store.mark import Mark
 from quorumcast.runtime.store.segments import DamageError, Segments, sync_directory
-
-T = TypeVar("T")
 
 #: The WAL is moved into the database after so many bytes; it gets little longer than that.
 CHECKPOINT_BYTES = 8 * 1024 * 1024
@@ -65,12 +54,6 @@ MAX_ASIDE = 3
 FULL_CHECK_BYTES = 256 * 1024 * 1024
 #: Records that are moved to the archive in one transaction.
 _MOVED_AT_ONCE = 16
-
-#: Bytes written to find out whether there is room.
-_PROBE_BYTES = 64 * 1024
-#: Attempts at a write that fails although there is room.
-_TRIES = 3
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: "QcSt": tells our files from other databases.
 _APPLICATION = 0x51635374
@@ -92,8 +75,6 @@ _NOT_THE_FILE = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
 )
-
-
 #: SQLite errors that mean that it cannot read its own pages.
 _MALFORMED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -148,56 +129,6 @@ def outcome(
     return gone, list(reversed(keeps.values()))
 
 
-class DiskFullError(Exception):
-    """The disk takes no more for now; nothing of the batch was written."""
-
-
-class Mark:
-    """Counts the changes of a database in a file beside it, which is locked while it is open."""
-
-    _NUMBER = 8
-    _CHECK = 16
-
-    def __init__(self, path: Path, key: bytes) -> None:
-        self._key = key
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise
-
-    def read(self) -> int | None:
-        """The number of changes; None if the mark is not readable."""
-        data = os.pread(self._file, self._NUMBER + self._CHECK + 1, 0)
-        number = int.from_bytes(data[: self._NUMBER], "big")
-        return number if data == self._image(number) else None
-
-    def move(self, number: int) -> None:
-        """Write the number of changes that are on disk."""
-        # One short write within a page is atomic.
-        os.pwrite(self._file, self._image(number), 0)
-
-    def begin(self) -> None:
-        """Write 0 and sync, before a database is created."""
-        os.ftruncate(self._file, 0)
-        self.move(0)
-        os.fsync(self._file)
-
-    def spoil(self) -> None:
-        """Make the mark unreadable."""
-        os.ftruncate(self._file, 0)
-
-    def _image(self, number: int) -> bytes:
-        data = number.to_bytes(self._NUMBER, "big")
-        check = hashlib.blake2b(data, digest_size=self._CHECK, key=self._key)
-        return data + check.digest()
-
-    def close(self) -> None:
-        """Release the lock."""
-        os.close(self._file)
-
-
 class Database:
     """The records of one broker; used by one thread at a time, except for `archive`."""
 
@@ -239,7 +170,7 @@ class Database:
                 for file in (path, self._log):
                     with contextlib.suppress(OSError):
                         file.chmod(0o600)
-            mark = Mark(path.with_name(path.name + MARK), self._key)
+            mark = Mark(path, self._key)
             #: Locked around every change of the files, so that backups can hold them still.
             self._gate = Gate(path)
             return mark
@@ -284,7 +215,7 @@ class Database:
         except OSError as error:
             raise self._cannot_open(error.strerror or str(error)) from None
         except sqlite3.Error as error:
-            if _code(error) & 0xFF == sqlite3.SQLITE_BUSY:
+            if sqlite_code(error) & 0xFF == sqlite3.SQLITE_BUSY:
                 raise self._in_use("program") from None
             raise self._cannot_open(str(error)) from None
 
@@ -358,7 +289,7 @@ class Database:
             self._segments.open(self._writer.segments_in_use())
             self._move_to_archive(connection)
         except sqlite3.Error as error:
-            if _code(error) & 0xFF in _NOT_THE_FILE:
+            if sqlite_code(error) & 0xFF in _NOT_THE_FILE:
                 raise
             raise DamageError(str(error)) from None
         except UnicodeDecodeError:  # in an error text of SQLite
@@ -483,7 +414,7 @@ class Database:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             self._segments.rewind()
-            if isinstance(error, sqlite3.Error) and _code(error) & 0xFF in _MALFORMED:
+            if isinstance(error, sqlite3.Error) and sqlite_code(error) & 0xFF in _MALFORMED:
                 # In a part that opening does not check: the next start sets the store aside.
                 self._mark.spoil()
             raise
@@ -566,7 +497,7 @@ def _key_of(holder: str) -> bytes:
 
 def accept_copy(path: Path, holder: str) -> None:
     """Mark the copy of a store as complete, so that its broker starts with it."""
-    mark = Mark(path.with_name(path.name + MARK), _key_of(holder))
+    mark = Mark(path, _key_of(holder))
     try:
         with contextlib.closing(_connect(path)) as connection:
             ((seq,),) = connection.execute("SELECT seq FROM head").fetchall()
@@ -592,56 +523,3 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA journal_size_limit={2 * CHECKPOINT_BYTES}")
     # Overwriting removed records would write every body twice.
     connection.execute("PRAGMA secure_delete=OFF")
-
-
-def _code(error: sqlite3.Error) -> int:
-    """SQLite's extended code; errors of the Python module itself have none."""
-    return getattr(error, "sqlite_errorcode", 0)
-
-
-def writing(work: Callable[[], T], *files: Path) -> T:
-    """Run `work`, which writes to these files; raises `DiskFullError` if there is no room.
-
-    Room may appear between the failure and the probe: a failed write for which there is room is
-    retried.
-    """
-    probe = files[0].with_name(f"{files[0].name}.probe")
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            return work()
-        except sqlite3.Error as error:
-            code = _code(error)
-            if code == sqlite3.SQLITE_FULL:
-                raise DiskFullError(str(error)) from None
-            if code != sqlite3.SQLITE_IOERR_WRITE:
-                raise
-            if not _takes(probe, max(map(size_of, files))):
-                raise DiskFullError(str(error)) from None
-            if not tries_left:
-                raise
-        except OSError as error:
-            if error.errno in _NO_ROOM:
-                raise DiskFullError(str(error)) from None
-            raise
-    raise AssertionError("the last try returns or raises")
-
-
-def _takes(probe: Path, end: int) -> bool:
-    """Whether a file may grow beyond `end`; also True if the probe fails for another reason."""
-    try:
-        file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            return os.pwrite(file, bytes(_PROBE_BYTES), end) == _PROBE_BYTES
-        finally:
-            os.close(file)
-            probe.unlink()
-    except OSError as refused:
-        return refused.errno not in _NO_ROOM
-
-
-def size_of(file: Path) -> int:
-    """Bytes of a file; 0 if it does not exist."""
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0

@@ -23,7 +23,8 @@ import msgspec
 
 from quorumcast.core.machine import R, Record
 from quorumcast.runtime.logs import note
-from quorumcast.runtime.store.database import Change, Database, DiskFullError, Keep, Remove
+from quorumcast.runtime.store.database import Change, Database, Keep, Remove
+from quorumcast.runtime.store.full_disk import DiskFullError
 
 #: Lazy changes wait for others at most this long, and at most this many bytes of them.
 LAZY_S = 0.05
