@@ -68,13 +68,17 @@ def read_envelope(contents: bytes) -> Envelope | None:
     return Envelope(published_us, valid_ms, flags == URGENT)
 
 
-def stamp_of(body: bytes, labelled: bool) -> int:
-    """The time in a body as brokers hold it, read in haste; -1 if there is none.
+def _contents_start(body: bytes, labelled: bool) -> int:
+    """Where the contents of a body begin: with total order behind a label (`core.labels`)."""
+    return _LABEL.unpack_from(body)[0] + _LABEL.size if labelled and len(body) > 1 else 0
 
-    Where there is a total order a label comes before the contents (`core.labels`). Nobody has
-    checked what a publisher wrote: the answer is a hint of where to look.
+
+def stamp_of(body: bytes, labelled: bool) -> int:
+    """The time in a body as brokers hold it; -1 if there is none.
+
+    Nobody has checked what a publisher wrote: the answer is a hint of where to look.
     """
-    start = _LABEL.unpack_from(body)[0] + _LABEL.size if labelled and len(body) > 1 else 0
+    start = _contents_start(body, labelled)
     if len(body) < start + ENVELOPE_BYTES:
         return -1
     return int(_STAMP.unpack_from(body, start)[0])
@@ -86,8 +90,7 @@ def events_of(body: bytes, labelled: bool) -> int:
     It is the length of the record batch: the first field of the header, which is the third field
     of an Arrow message (a flatbuffer: tables begin with the distance to their list of fields).
     """
-    start = _LABEL.unpack_from(body)[0] + _LABEL.size if labelled and len(body) > 1 else 0
-    message = start + ENVELOPE_BYTES + _ARROW_PREFIX_BYTES
+    message = _contents_start(body, labelled) + ENVELOPE_BYTES + _ARROW_PREFIX_BYTES
     try:
         table = message + _UINT32.unpack_from(body, message)[0]
         fields = table - _INT32.unpack_from(body, table)[0]

@@ -155,11 +155,7 @@ def add_broker(
 
 def remove_broker(manifest: Manifest, node: NodeId) -> Manifest:
     """The next epoch, without one of its brokers."""
-    if manifest.broker(node) is None:
-        raise UsageError(
-            f"there is no broker {node!r} in cell {manifest.cell!r}; it has "
-            f"{', '.join(manifest.broker_ids)}"
-        )
+    manifest.check_brokers([node])
     rest = tuple(broker for broker in manifest.brokers if broker.id != node)
     return next_epoch(manifest, brokers=rest)
 

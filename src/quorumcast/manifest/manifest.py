@@ -9,7 +9,7 @@ the epoch, so two nodes with different manifests cannot talk. A `Manifest` is a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -149,6 +149,15 @@ class Manifest(
     def broker(self, node: str) -> BrokerEntry | None:
         """The broker of that name."""
         return self._brokers.get(node)
+
+    def check_brokers(self, names: Iterable[str]) -> None:
+        """Refuse a name that none of the brokers has."""
+        for name in names:
+            if name not in self._brokers:
+                raise UsageError(
+                    f"there is no broker {name!r} in cell {self.cell!r}; it has "
+                    f"{', '.join(self.broker_ids)}"
+                )
 
     def client(self, node: str) -> ClientEntry | None:
         """The client of that name or seat."""

@@ -180,11 +180,8 @@ def clear_faults(
 
 def _address(broker: str, where: StatusOptions) -> str:
     cell = where.read()
+    cell.check_brokers([broker])
     urls = where.urls(cell)
-    if broker not in urls:
-        raise UsageError(
-            f"there is no broker {broker!r} in cell {cell.cell!r}; it has {', '.join(urls)}"
-        )
     page = ask(f"{urls[broker]}/status")
     if (page.get("node"), page.get("cell")) != (broker, cell.cell):
         raise UsageError(

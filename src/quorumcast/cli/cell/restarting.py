@@ -53,12 +53,7 @@ def restart(
     """
     cell = where.read()
     names = list(dict.fromkeys(brokers or cell.broker_ids))
-    unknown = [name for name in names if cell.broker(name) is None]
-    if unknown:
-        raise UsageError(
-            f"there is no broker {unknown[0]!r} in cell {cell.cell!r}; it has "
-            f"{', '.join(cell.broker_ids)}"
-        )
+    cell.check_brokers(names)
     for name in names:
         _pid(where, cell, name)  # refused before the first one is stopped
     done = [_restart(where, cell, name) for name in names]

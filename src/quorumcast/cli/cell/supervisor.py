@@ -161,12 +161,7 @@ class Supervisor:
         allow_faults: bool = False,
         log_level: str = "info",
     ) -> None:
-        unknown = [name for name in only or () if manifest.broker(name) is None]
-        if unknown:
-            raise UsageError(
-                f"there is no broker {unknown[0]!r} in cell {manifest.cell!r}; it has "
-                f"{', '.join(manifest.broker_ids)}"
-            )
+        manifest.check_brokers(only or ())
         self._directory = directory
         self._only = only
         self._allow_faults = allow_faults
