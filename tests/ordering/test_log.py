@@ -380,6 +380,21 @@ def test_what_was_held_before_goes_if_there_is_no_room_for_what_lies_between() -
     assert not late.disk.owners(Stored)
 
 
+def test_what_was_held_before_goes_when_it_is_too_old_although_the_rest_does_not_come() -> None:
+    cell = Cell(limited("total", retained_ms=1000, window=4, cached_bytes=1))
+    late = Orders(cell, Disk())
+    assert late.disk is not None
+    late.append(1, b"a", now=Millis(0))
+    late.append(2, b"b", now=Millis(900))
+    late.write(late.log.skip_to(9, bytes(32)))
+    late.log.spare = 9
+    late.write(late.log.trim(Millis(1000)))
+    assert {place for kind, _, place in late.disk.records if kind is Placed} == {2}
+    late.write(late.log.trim(Millis(1900)))
+    assert not late.disk.owners(Placed)
+    assert late.log.filling
+
+
 def test_new_channel_with_the_name_of_a_deleted_one_begins_after_its_positions() -> None:
     old = Orders()
     old.append(1, b"a", b"b")

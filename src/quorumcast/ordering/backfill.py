@@ -4,11 +4,13 @@ After a state transfer a broker continues behind the state at once, and fills in
 in the background, newest first, so that its ledger never has a hole. The state holds, for each
 channel, a chain that stands for everything that was ordered there. Each run comes with the chain
 before it, and only the right one gives the chain that is known: the sender need not be trusted, and
-what it sends is checked before anything is written. What no broker holds any longer is given up.
+what it sends is checked before anything is written. What nobody sends is asked for seldom: the
+others may have dropped it, or they are away.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from quorumcast.core.ids import Channel, Millis, NodeId, total_order
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
 PAST_RUNS = 64
 PAST_BYTES = 4 * 1024 * 1024
 PAST_MS = 50
-#: How often in vain the next run is asked for.
+#: How often in vain the next run is asked for with every tick, and after how many ticks then. A
+#: prime number: every peer has its turn.
 MAX_ATTEMPTS = 20
+SELDOM_TICKS = 61
 
 
 class Backfill:
@@ -46,7 +50,7 @@ class Backfill:
         self._log = log
         self._context = context
         self._offers = offers
-        #: Channels that lack something, and how often it was asked for in vain.
+        #: Channels that lack something, and how often it was asked for in vain; in turn.
         self._attempts: dict[Channel, int] = {}
         #: When each peer was answered last.
         self._answered: dict[NodeId, Millis] = {}
@@ -54,7 +58,8 @@ class Backfill:
         self._turn = 0
 
     def __bool__(self) -> bool:
-        return bool(self._attempts)
+        """Whether something is lacking that others may well have."""
+        return any(attempts < MAX_ATTEMPTS for attempts in self._attempts.values())
 
     def want(self, log: OrderedLog) -> None:
         """Fetch what a channel lacks, if it lacks something."""
@@ -62,22 +67,23 @@ class Backfill:
             self._attempts[log.stream.channel] = 0
 
     def ask(self) -> list[Effect]:
-        """Ask one peer for what comes next, of every channel."""
+        """Ask for what comes next: a peer for one channel, since it answers one query at a time."""
         effects: list[Effect] = []
+        self._turn += 1
+        peers = deque(self._context.peers)
+        peers.rotate(self._turn)
         for channel, attempts in list(self._attempts.items()):
             log = self._context.log_of(channel)
             if log is not None and log.arriving:
                 continue  # the disk is busy with what has come
-            if log is None or attempts >= MAX_ATTEMPTS or not log.has_room:
+            if log is None or not log.has_room:
                 del self._attempts[channel]
                 effects += [] if log is None else log.stop_filling()
-                continue
-            self._attempts[channel] = attempts + 1
-            peers = self._context.peers
-            if peers:
+            elif peers and (attempts < MAX_ATTEMPTS or self._turn % SELDOM_TICKS == 0):
+                del self._attempts[channel]
+                self._attempts[channel] = attempts + 1  # the others come first at the next tick
                 query = PastQuery(self._log, channel, log.lowest[0])
-                effects.append(Send((peers[self._turn % len(peers)],), query))
-        self._turn += 1
+                effects.append(Send((peers.popleft(),), query))
         return effects
 
     def on_query(self, sender: NodeId, query: PastQuery, now: Millis) -> list[Effect]:

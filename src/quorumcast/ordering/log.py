@@ -208,19 +208,21 @@ class OrderedLog(Carrier):
         if effects:
             since = self._islands[-1].next if self._islands else 0
             effects.append(Forget(Placed, self.stream.channel, self.ledger.base, since))
-        return effects or self._clear_islands()
+        return effects or self._clear_islands(now)
 
-    def _clear_islands(self) -> list[Effect]:
-        """Drop islands that will not be joined again: there is no room for what lies between."""
+    def _clear_islands(self, now: Millis) -> list[Effect]:
+        """Drop islands that will not be joined again, and what of them would not be retained."""
         archive, channel = self.ledger.archive, self.stream.channel
         effects: list[Effect] = []
-        while self._islands and not self.filling and archive is not None:
+        while self._islands and archive is not None:
             island = self._islands[0]
             gone = archive.first(Placed, channel, island.base)
             if gone is None or gone.position >= island.next:
                 self._islands = self._islands[1:]
                 continue
-            if len(effects) >= DROPPED_AT_ONCE:
+            if len(effects) >= DROPPED_AT_ONCE or (
+                self.filling and not self._is_too_much(gone, now)
+            ):
                 break
             effects.append(Forget(Stored, str(gone.stream), gone.first + 1))
             effects.append(Forget(Placed, channel, gone.next))
@@ -377,7 +379,7 @@ class OrderedLog(Carrier):
         return effects
 
     def stop_filling(self) -> list[Effect]:
-        """Nobody has what lies before, or it would not be retained."""
+        """What lies before would not be retained, or is here."""
         self.filling = False
         return self._note()
 

@@ -1,0 +1,105 @@
+"""A broker fetches what was ordered while it was away."""
+
+from __future__ import annotations
+
+from tests.ordering.test_log import COLD, cold
+from tests.support.cells import B1, B2, B3, B4, ORDERS, T0, life_of, reasons
+from tests.support.network import Disk
+from tests.support.ordering import Hall, agree, publish
+
+from quorumcast.core.ids import Channel, Millis, total_order
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import DropReason, Effect, Send
+from quorumcast.core.quorum import Protection
+from quorumcast.manifest.policy import Policy
+from quorumcast.ordering.backfill import MAX_ATTEMPTS, PAST_MS, SELDOM_TICKS, Backfill
+from quorumcast.ordering.context import LogContext
+from quorumcast.ordering.log import OrderedLog
+from quorumcast.ordering.messages import PastQuery
+from quorumcast.ordering.offers import Offers
+from quorumcast.ordering.sequencer import IDLE_TICK_MS
+
+LIMITS = Limits(window=8, segment=4, vote_window=8, pipeline=4, checkpoint=4)
+
+
+def backfill(**logs: OrderedLog) -> Backfill:
+    """What fetches the past of these channels."""
+    around = LogContext(
+        COLD.manifest.broker_ids,
+        COLD.keyring(B2),
+        COLD.manifest.hash,
+        limits=lambda _: LIMITS,
+        may_publish=lambda stream: True,
+        log_of=logs.get,
+        life=life_of(B2),
+    )
+    limits = around.limits
+    offers = Offers(around.keyring, around.hash, signed=True, limits=limits, served=lambda _: 0)
+    fetched = Backfill(Protection.BYZANTINE, around, offers)
+    for log in logs.values():
+        fetched.want(log)
+    return fetched
+
+
+def queries(effects: list[Effect]) -> list[tuple[str, str]]:
+    """Who is asked for which channel."""
+    return [
+        (effect.to[0], effect.message.channel)
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, PastQuery)
+    ]
+
+
+def lacking(name: str = ORDERS) -> OrderedLog:
+    """The order of a channel that lacks everything before a position."""
+    log = OrderedLog(total_order(Channel(name)), COLD.around(B2))
+    log.ledger.archive = Disk()
+    log.skip_to(9, bytes(32))
+    return log
+
+
+def test_no_peer_is_asked_for_two_channels_at_once_and_every_channel_has_its_turn() -> None:
+    fetching = backfill(**{name: lacking(name) for name in "abcde"})
+    asked = [queries(fetching.ask()) for _ in range(5)]
+    for tick in asked:
+        assert len({peer for peer, _ in tick}) == len(tick) == 3
+    assert sorted(channel for tick in asked for _, channel in tick) == sorted("abcde" * 3)
+
+
+def test_peer_answers_again_after_a_while() -> None:
+    others = cold((b"a",), (b"b",), (b"c",))
+    answers = backfill(**{ORDERS: others.log})
+    query = PastQuery(Protection.BYZANTINE, ORDERS, 4)
+    assert len(answers.on_query(B1, query, T0)) == 3
+    assert reasons(answers.on_query(B1, query, T0)) == [DropReason.OVER_LIMIT]
+    later = Millis(T0 + PAST_MS)
+    assert len(answers.on_query(B1, query, later)) == 3
+
+
+def test_what_nobody_sends_is_asked_for_seldom_and_of_everybody() -> None:
+    log = lacking()
+    fetching = backfill(orders=log)
+    for _ in range(MAX_ATTEMPTS):
+        assert fetching
+        assert len(queries(fetching.ask())) == 1
+    assert not fetching  # it keeps nobody from being ready
+    asked = [queries(fetching.ask()) for _ in range(3 * SELDOM_TICKS)]
+    assert {peer for tick in asked for peer, _ in tick} == {B1, B3, B4}
+    assert sum(map(len, asked)) == 3
+    assert log.filling
+
+
+def test_broker_that_was_cut_off_while_it_fetched_goes_on() -> None:
+    hall = Hall(Policy.named("total", limits=LIMITS), durable=True).begin()
+    publish(hall, 1, 100)
+    hall.stop(B4)
+    hall.start(B4, wiped=True)
+    while hall.logs[B4].ledger.next == 1:
+        hall.run(5)
+    assert hall.logs[B4].ledger.base > 64
+    hall.cut_off(B4)
+    hall.run(2 * MAX_ATTEMPTS * IDLE_TICK_MS)
+    hall.rejoin(B4)
+    hall.run(2 * SELDOM_TICKS * IDLE_TICK_MS)
+    assert len(agree(hall, B1, B2, B3, B4)) == 100
+    assert not hall.logs[B4].filling
