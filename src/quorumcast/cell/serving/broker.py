@@ -7,7 +7,7 @@ contradicts itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from quorumcast.broadcast.contract import RetransmitRuns, Vouch, answer_pull
 from quorumcast.broadcast.messages import (
@@ -46,10 +46,8 @@ from quorumcast.cell.serving.journal import (
     Released,
     Settled,
     Vouched,
-    VouchRecord,
-    erase,
-    shorten,
 )
+from quorumcast.cell.serving.journal_writer import JournalWriter
 from quorumcast.cell.serving.membership import Membership
 from quorumcast.cell.serving.recovery import Recovery, RecoveryTick
 from quorumcast.cell.serving.retransmission import Retransmission, RetransmissionTick
@@ -57,7 +55,7 @@ from quorumcast.cell.serving.sequencers import LogStatus, Sequencers
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.cell.serving.served_streams import ServedStreams, StreamStatus, Sweep, WrittenTotals
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
-from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
+from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import (
     Accuse,
     ArchiveReader,
@@ -67,7 +65,6 @@ from quorumcast.core.machine import (
     DropReason,
     Effect,
     Event,
-    Persist,
     Persisted,
     Receive,
     Record,
@@ -80,7 +77,7 @@ from quorumcast.core.machine import (
 )
 from quorumcast.core.message import Message
 from quorumcast.core.quorum import Protection
-from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
+from quorumcast.core.statements import Signed
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.view import View
@@ -128,6 +125,7 @@ class Broker:
         "_sequencers",
         "_served",
         "_view",
+        "_writer",
         "membership",
     )
 
@@ -151,6 +149,7 @@ class Broker:
         self.membership = Membership(view, self._sequencers, proof)
         self._retransmission = Retransmission()
         self._recovery = Recovery(view, self._served, self._journal)
+        self._writer = JournalWriter(view, self._journal, self._served)
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
             Publish: self._on_stream,
             ChainRun: self._on_stream,
@@ -447,7 +446,9 @@ class Broker:
                     return [Drop(DropReason.OVER_LIMIT, sender)]
                 return answer_peer(self._served, sender, message)
             case _:
-                return self._positioned(self._recovery.on_answer(event)) + self._note_endings()
+                return (
+                    self._positioned(self._recovery.on_answer(event)) + self._writer.note_endings()
+                )
 
     def _finish(
         self,
@@ -465,14 +466,14 @@ class Broker:
             elif isinstance(effect, Accuse):
                 out += self._accusations.found(effect.evidence)
             else:
-                out += self._journaled(served, effect)
+                out += self._writer.write_first(served, effect)
         statements = served.notary.newly_whole(served.carrier)
         if statements and (readers := self._audience.readers(served.stream.channel)):
             for signed in statements:
-                out += self._send_signed(served, signed, readers)
+                out += self._writer.send_signed(served, signed, readers)
         out += served.ack(lane, told=told)
         if served.entry.policy.journal:
-            out += self._release(served)
+            out += self._writer.release(served)
         quota = served.carrier.ledger.quota
         if quota.crowded or (lane is Lane.HISTORY and served.ledger(lane).quota.crowded):
             self._served.relieve(served.stream)
@@ -484,75 +485,14 @@ class Broker:
         """End streams of which retention has left nothing."""
         self._served.end_exhausted(stream)
         self._served.end_unclaimed(stream, self._journal.lives(stream))
-        return self._note_endings()
-
-    def _note_endings(self) -> list[Effect]:
-        """Replace the journal records of streams that ended by a record of their end."""
-        effects: list[Effect] = []
-        for ended in self._served.take_endings():
-            entry = self._view.channel(ended.channel)
-            if entry is not None and entry.policy.journal:
-                effects += [Persist(self._served.ended(ended)), *erase(ended)]
-            for lane in (ended, ended.history):
-                self._journal.forget(lane, MAX_NUMBER + 1)
-        return effects
-
-    def _release(self, served: ServedStream) -> list[Effect]:
-        """Keep the journal as short as the ledger, and up to date about what is settled."""
-        effects: list[Effect] = []
-        for stream, carrier in served.lanes() if served.entry.policy.settles else ():
-            if carrier.settled > served.settled[stream.lane]:
-                served.settled[stream.lane] = carrier.settled
-                effects.append(Persist(Settled(stream, carrier.settled)))
-        longest = max(MAX_RUN, served.entry.policy.limits.segment)
-        for stream, below in served.released():
-            self._journal.forget(stream, below)
-            effects += [Persist(Released(stream, below)), *shorten(stream, below, longest)]
-        return effects
+        return self._writer.note_endings()
 
     def _vouch(self, served: ServedStream, vouch: Vouch) -> list[Effect]:
         votes = self._audience.votes(served, vouch)
         if not served.entry.policy.journal:
             return votes
         record = Vouched(vouch.stream, vouch.first, vouch.digests)
-        return self._journal_then(served, record, votes)
-
-    def _journal_then(
-        self, served: ServedStream, record: VouchRecord, then: Sequence[Effect]
-    ) -> list[Effect]:
-        """Carry out effects once the journal holds a record of what they vouch for."""
-        whole = self._journal.whole(record, served.ledger(record.stream.lane))
-        if whole is None:
-            return list(then)
-        served.writing(whole)
-        return [Persist(whole, tuple(then))]
-
-    def _journaled(self, served: ServedStream, effect: Effect) -> list[Effect]:
-        """Journal first what an effect vouches for: a chain run with our MACs, an echo, a ready.
-
-        A ready does because it rests on this broker's own echo.
-        """
-        if not served.entry.policy.journal or not isinstance(effect, Send):
-            return [effect]
-        records: list[VouchRecord] = []
-        match effect.message:
-            case ChainRun(first=first, digests=digests):
-                records = [Vouched(served.stream, first, digests)]
-            case Echo(stream=stream, first=first, run=run) if self._journal.may_not_echo(
-                stream, first, run
-            ):
-                # It may be ready for what others echoed, but never contradicts its own echo.
-                return []
-            case Echo() | Ready() as vote:
-                records = served.echoed(vote)
-            case _:
-                pass
-        if not records:
-            return [effect]
-        # Records reach the disk in order: once it has the last of them, it has them all.
-        *others, last = records
-        first_ones = [done for record in others for done in self._journal_then(served, record, ())]
-        return [*first_ones, *self._journal_then(served, last, (effect,))]
+        return self._writer.write(served, record, votes)
 
     # ---------------------------------------------------------- subscribers
 
@@ -623,23 +563,8 @@ class Broker:
         if served is not None:
             signed = served.notary.attest(served.carrier, message.number, message.first)
             if signed is not None:
-                return self._send_signed(served, signed, (sender,))
+                return self._writer.send_signed(served, signed, (sender,))
         return [Drop(DropReason.NOT_HELD, sender)]
-
-    def _send_signed(
-        self, served: ServedStream, signed: Signed, readers: tuple[NodeId, ...]
-    ) -> list[Effect]:
-        """Send a signed statement once the journal holds what it says.
-
-        A broker that signed, forgot and signed something else would convict itself.
-        """
-        checkpoint = Send(readers, Checkpoint(signed))
-        statement = parse_statement(signed.payload)
-        if not served.entry.policy.journal or not isinstance(statement, SegmentStatement):
-            return [checkpoint]
-        digests = served.carrier.ledger.digests(statement.first, statement.count) or b""
-        record = Attested(served.stream, statement.first, digests)
-        return self._journal_then(served, record, (checkpoint,))
 
 
 def _would_vouch(served: ServedStream, message: Message) -> bool:

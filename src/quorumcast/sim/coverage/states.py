@@ -50,6 +50,7 @@ MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("cell/serving/admission.py", "broker", ALL),
     ("cell/serving/membership.py", "broker", ALL),
     ("cell/serving/journal.py", "broker", FIFO),
+    ("cell/serving/journal_writer.py", "broker", FIFO),
     ("cell/serving/holdings.py", "broker", RECOVERED),
     ("cell/serving/recovery.py", "broker", RECOVERED),
     ("cell/subscribing/subscriber.py", "subscriber", ALL),

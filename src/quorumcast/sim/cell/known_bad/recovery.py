@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.ledger import Ledger
-from quorumcast.cell.serving import broker
+from quorumcast.cell.serving import journal_writer
 from quorumcast.cell.serving.holdings import Holdings
 from quorumcast.cell.serving.journal import Journal, shorten
 from quorumcast.cell.serving.recovery import Recovery
@@ -119,7 +119,7 @@ RECOVERY_VARIANTS: tuple[Variant, ...] = (
         [
             Patch(Journal, "released", lambda self, stream: 1),
             # Streams of a simulation are too short for their journals to be compacted.
-            Patch(broker, "shorten", lambda stream, below, longest: shorten(stream, below, 1)),
+            Patch(journal_writer, "shorten", lambda stream, below, _: shorten(stream, below, 1)),
         ],
         lambda seed: retold("ab"), ("One story",),
     ),
