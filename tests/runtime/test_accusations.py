@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from tests.runtime.world import PATIENCE_S, eventually, run, until
+from tests.runtime.world import alice_and_bob, eventually, run, until
 
-import quorumcast
 from quorumcast.cli.main import main as command
 from quorumcast.core.ids import NodeId
 from quorumcast.testing import LocalCluster
@@ -20,12 +19,7 @@ def catch_the_liar(cluster: LocalCluster) -> None:
 
     async def main() -> None:
         async with (
-            await quorumcast.connect(
-                cluster.manifest_path, cluster.identity_path("alice"), timeout_s=PATIENCE_S
-            ) as alice,
-            await quorumcast.connect(
-                cluster.manifest_path, cluster.identity_path("bob"), timeout_s=PATIENCE_S
-            ) as bob,
+            alice_and_bob(cluster) as (alice, bob),
             bob.subscribe("events") as sub,
             alice.publisher("events") as pub,
         ):

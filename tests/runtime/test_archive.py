@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.runtime.test_store import Kept, Said, modes_in
-from tests.runtime.world import PATIENCE_S, run, until
+from tests.runtime.world import PATIENCE_S, run, told_before_kill, until
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.machine import Record
@@ -89,26 +89,26 @@ def test_archived_records_are_not_loaded_but_read(tmp_path: Path) -> None:
         safe: list[Record] = []
         for record in (Said("loaded"), small_one, large, filed(5, whose="bob"), FiledToo(1, b"")):
             first.save(record, lambda record=record: safe.append(record))  # type: ignore[misc]
-        assert first.get(Filed, "alice", 3) is None  # not on disk yet
+        assert first.archive.get(Filed, "alice", 3) is None  # not on disk yet
         await until(lambda: len(safe) == 5)
-        assert first.get(Filed, "alice", 3) == small_one
+        assert first.archive.get(Filed, "alice", 3) == small_one
         await first.close()
 
         again = DiskStore(tmp_path / "s", KINDS)
         assert again.load() == [Said("loaded")]
-        assert again.get(Filed, "alice", 3) == small_one
-        assert again.get(Filed, "alice", 7) == large
-        assert again.get(Filed, "alice", 5) is None
-        assert again.get(Filed, "bob", 5) == filed(5, whose="bob")
-        assert again.first(Filed, "alice", 0) == small_one
-        assert again.first(Filed, "alice", 4) == large
-        assert again.first(Filed, "alice", 8) is None
-        assert again.last(Filed, "alice", 7) == small_one
-        assert again.last(Filed, "alice", 2**63 - 1) == large
-        assert again.last(Filed, "alice", 3) is None
-        assert again.owners(Filed) == ["alice", "bob"]
-        assert again.owners(FiledToo) == ["alice"]
-        assert again.owners(Kept) == []
+        assert again.archive.get(Filed, "alice", 3) == small_one
+        assert again.archive.get(Filed, "alice", 7) == large
+        assert again.archive.get(Filed, "alice", 5) is None
+        assert again.archive.get(Filed, "bob", 5) == filed(5, whose="bob")
+        assert again.archive.first(Filed, "alice", 0) == small_one
+        assert again.archive.first(Filed, "alice", 4) == large
+        assert again.archive.first(Filed, "alice", 8) is None
+        assert again.archive.last(Filed, "alice", 7) == small_one
+        assert again.archive.last(Filed, "alice", 2**63 - 1) == large
+        assert again.archive.last(Filed, "alice", 3) is None
+        assert again.archive.owners(Filed) == ["alice", "bob"]
+        assert again.archive.owners(FiledToo) == ["alice"]
+        assert again.archive.owners(Kept) == []
         status = again.status()
         assert status.archive_bytes > 205_000 > status.file_bytes
         assert status.archive_damaged == 0
@@ -246,7 +246,9 @@ def test_store_compacts_between_commits_by_itself(tmp_path: Path) -> None:
         one.forget(Filed, "bob", 60)
         await until(lambda: one.status().archive_bytes < 500_000)
         await until(lambda: one._committing is None)
-        assert [one.get(Filed, "alice", at) for at in range(60)] == list(map(filed, range(60)))
+        assert [one.archive.get(Filed, "alice", at) for at in range(60)] == list(
+            map(filed, range(60))
+        )
         await one.close()
 
     run(main())
@@ -340,15 +342,7 @@ def turn(number: int) -> list[Filed]:
 
 @pytest.mark.parametrize("promises", [1, 60, 500])
 def test_archive_after_kill_9_everything_promised_is_there(tmp_path: Path, promises: int) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path / "s")], stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    told = [int(child.stdout.readline()) for _ in range(promises)]
-    child.kill()
-    told += [int(line) for line in child.stdout.read().split()]
-    child.wait()
-    child.stdout.close()
+    told = told_before_kill(CHILD, tmp_path / "s", promises)
     base = opened(tmp_path / "s")
     assert not (tmp_path / "s.damaged-1").exists()
     (found,) = base.found
@@ -438,7 +432,7 @@ def test_segments_that_may_not_grow_are_a_full_disk(
         await until(lambda: len(safe) == 30)
         assert told == [True, False]
         assert safe == list(range(30))
-        assert [one.get(Filed, "alice", at) for at in range(30)] == made
+        assert [one.archive.get(Filed, "alice", at) for at in range(30)] == made
         assert one.status().archive_bytes == size_of_segments(tmp_path / "s") < 600_000
         await one.close()
 

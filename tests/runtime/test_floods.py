@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.runtime.world import PATIENCE_S, run
+from tests.runtime.world import alice_and_bob, run
 
-import quorumcast
 from quorumcast.bench.flooder import KINDS, FloodLink, FloodMessages, flood
 from quorumcast.cli.cell.checks import Finding
 from quorumcast.cli.cell.live_checks import check_brokers
@@ -61,12 +60,7 @@ def test_flood_of_one_client_others_go_on_and_it_is_disconnected_with_a_reason(
 
     async def main(cluster: LocalCluster) -> None:
         async with (
-            await quorumcast.connect(
-                cluster.manifest_path, cluster.identity_path("alice"), timeout_s=PATIENCE_S
-            ) as alice,
-            await quorumcast.connect(
-                cluster.manifest_path, cluster.identity_path("bob"), timeout_s=PATIENCE_S
-            ) as bob,
+            alice_and_bob(cluster) as (alice, bob),
             alice.publisher(channel) as out,
             bob.subscribe(channel) as subscription,
         ):

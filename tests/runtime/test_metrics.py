@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.runtime.world import PATIENCE_S, eventually, run, until
+from tests.runtime.world import alice_and_bob, eventually, run, until
 
-import quorumcast
 from quorumcast.runtime.broker.metrics import by_container
 from quorumcast.runtime.telemetry import LATENCIES_S, Histogram
 from quorumcast.testing import LocalCluster
@@ -48,12 +47,7 @@ def publish(cluster: LocalCluster, channel: str, *payloads: bytes) -> None:
 
     async def main() -> None:
         async with (
-            await quorumcast.connect(
-                cluster.manifest_path, cluster.identity_path("alice"), timeout_s=PATIENCE_S
-            ) as alice,
-            await quorumcast.connect(
-                cluster.manifest_path, cluster.identity_path("bob"), timeout_s=PATIENCE_S
-            ) as bob,
+            alice_and_bob(cluster) as (alice, bob),
             bob.subscribe(channel) as sub,
             alice.publisher(channel) as pub,
         ):

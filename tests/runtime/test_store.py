@@ -16,7 +16,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from tests.runtime.world import PATIENCE_S, run, until
+from tests.runtime.world import PATIENCE_S, run, told_before_kill, until
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.machine import Record
@@ -271,15 +271,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("promises", [1, 40, 333, 1100])
 def test_store_after_kill_9_everything_promised_is_there(tmp_path: Path, promises: int) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path / "s")], stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    told = [int(child.stdout.readline()) for _ in range(promises)]
-    child.kill()
-    told += [int(line) for line in child.stdout.read().split()]
-    child.wait()
-    child.stdout.close()
+    told = told_before_kill(CHILD, tmp_path / "s", promises)
     found = found_in(tmp_path / "s")
     # Nobody was told about some of the last ones; they may be there or not, but in order. While
     # the disk was slow, all the others may have become one commit.

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
 
 from quorumcast.cell.messages import CELL_FAMILY
+from quorumcast.client import Node, connect
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import DialFailure
 from quorumcast.crypto.keyring import Keyring
@@ -19,6 +23,7 @@ from quorumcast.crypto.session import Farewell, Hello, Opened, Session, Welcome
 from quorumcast.runtime.links.greeting import Greeter, decode_greeting, encode_greeting
 from quorumcast.testing.bed import free_ports
 from quorumcast.testing.cells import CellSetup
+from quorumcast.testing.cluster import LocalCluster
 
 T = TypeVar("T")
 
@@ -51,6 +56,29 @@ def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> 
             return False
         time.sleep(0.02)
     return True
+
+
+@contextlib.asynccontextmanager
+async def alice_and_bob(cluster: LocalCluster) -> AsyncIterator[tuple[Node, Node]]:
+    """Both clients of a cluster, connected."""
+    path, of = cluster.manifest_path, cluster.identity_path
+    async with (
+        await connect(path, of("alice"), timeout_s=PATIENCE_S) as alice,
+        await connect(path, of("bob"), timeout_s=PATIENCE_S) as bob,
+    ):
+        yield alice, bob
+
+
+def told_before_kill(script: str, path: Path, count: int) -> list[int]:
+    """The numbers that a script with this argument prints until kill -9, at least so many."""
+    child = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    told = [int(child.stdout.readline()) for _ in range(count)]
+    child.kill()
+    told += [int(line) for line in child.stdout.read().split()]
+    child.wait()
+    child.stdout.close()
+    return told
 
 
 def plan(brokers: int = 4, **options: Any) -> CellSetup:

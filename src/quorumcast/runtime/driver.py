@@ -62,8 +62,12 @@ NONE_COUNTED: tuple[type[Message], Callable[[Any], int]] = (Message, lambda send
 MOST_IDLE_HANDLES = 256
 
 
-class Store(ArchiveReader, Protocol):
+class Store(Protocol):
     """Keeps the records of a machine (`runtime.store.store.DiskStore`)."""
+
+    @property
+    def archive(self) -> ArchiveReader:
+        """Reads archived records."""
 
     def load(self) -> list[Record]:
         """Every record on disk at the start but archived ones, in the order of writing."""
@@ -164,7 +168,7 @@ class Driver:
         """Persist records in this store from now on; `restore` follows."""
         self._store = store
         if isinstance(self.machine, ReadsArchive):
-            self.machine.read_from(store)
+            self.machine.read_from(store.archive)
         store.watch(lambda full: self.feed(Storage(full)))
 
     def observe(self, kind: type, look: Callable[[Any], None]) -> None:

@@ -148,11 +148,13 @@ class Database:
         self._no_room_to_tidy = False
         #: What the file held when it was opened, in the order of writing.
         self.found: list[Record] = []
-        self._mark = self._lock()
+        #: The gate is locked around every change of the files, so that backups can hold them still.
+        self._mark, self._gate = self._lock()
         try:
             with self._gate:
                 self._open()
         except BaseException:
+            self._gate.close()
             self._mark.close()
             raise
         #: Reads archived records; for another thread.
@@ -160,7 +162,7 @@ class Database:
 
     # ------------------------------------------------------------------ opening
 
-    def _lock(self) -> Mark:
+    def _lock(self) -> tuple[Mark, Gate]:
         path = self.path
         try:
             if path.exists():
@@ -170,10 +172,7 @@ class Database:
                 for file in (path, self._log):
                     with contextlib.suppress(OSError):
                         file.chmod(0o600)
-            mark = Mark(path, self._key)
-            #: Locked around every change of the files, so that backups can hold them still.
-            self._gate = Gate(path)
-            return mark
+            return Mark(path, self._key), Gate(path)
         except BlockingIOError:
             raise self._in_use("broker") from None
         except OSError as error:

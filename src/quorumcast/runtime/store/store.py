@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from quorumcast.core.machine import R, Record
+from quorumcast.core.machine import ArchiveReader, Record
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.store.database import Change, Database, Keep, Remove
 from quorumcast.runtime.store.full_disk import DiskFullError
@@ -105,6 +105,11 @@ class DiskStore:
         """Remove the records of a kind and owner at places from `since` up to below `below`."""
         self._change(Remove(kind.__name__, owner, below, since), _nothing, lazy=True)
 
+    @property
+    def archive(self) -> ArchiveReader:
+        """Reads archived records; for the event loop."""
+        return self._database.archive
+
     def status(self) -> StoreStatus:
         """The present state."""
         database = self._database
@@ -117,24 +122,6 @@ class DiskStore:
             database.archive_bytes,
             database.archive.damaged,
         )
-
-    # ------------------------------------------------------- reading as an `ArchiveReader`
-
-    def get(self, kind: type[R], owner: str, place: int) -> R | None:
-        """The record at an address; None if there is none, or if the disk has damaged it."""
-        return self._database.archive.get(kind, owner, place)
-
-    def last(self, kind: type[R], owner: str, below: int) -> R | None:
-        """The undamaged record at the highest place below this one."""
-        return self._database.archive.last(kind, owner, below)
-
-    def first(self, kind: type[R], owner: str, since: int) -> R | None:
-        """The undamaged record at the lowest place from this one on."""
-        return self._database.archive.first(kind, owner, since)
-
-    def owners(self, kind: type[Record]) -> list[str]:
-        """Everybody who has records of a kind."""
-        return self._database.archive.owners(kind)
 
     # -------------------------------------------------------------- committing
 
