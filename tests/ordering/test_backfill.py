@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.ordering.test_log import COLD, cold
 from tests.support.cells import B1, B2, B3, B4, ORDERS, T0, life_of, reasons
 from tests.support.network import Disk
-from tests.support.ordering import Hall, agree, publish
+from tests.support.ordering import Hall, agree, publish, said
 
-from quorumcast.core.ids import Channel, Millis, total_order
+from quorumcast.core.ids import Channel, Millis, NodeId, total_order
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import DropReason, Effect, Send
+from quorumcast.core.machine import DropReason, Effect, Receive, Send
 from quorumcast.core.quorum import Protection
 from quorumcast.manifest.policy import Policy
-from quorumcast.ordering.backfill import MAX_ATTEMPTS, PAST_MS, SELDOM_TICKS, Backfill
+from quorumcast.ordering.backfill import (
+    ANSWER_MS,
+    MAX_ATTEMPTS,
+    PAST_MS,
+    PAST_RUNS,
+    SELDOM_TICKS,
+    Backfill,
+)
 from quorumcast.ordering.context import LogContext
 from quorumcast.ordering.log import OrderedLog
-from quorumcast.ordering.messages import PastQuery
+from quorumcast.ordering.messages import Past, PastQuery
 from quorumcast.ordering.offers import Offers
-from quorumcast.ordering.sequencer import IDLE_TICK_MS
+from quorumcast.ordering.sequencer import IDLE_TICK_MS, TICK_MS
 
 LIMITS = Limits(window=8, segment=4, vote_window=8, pipeline=4, checkpoint=4)
 
@@ -60,7 +68,7 @@ def lacking(name: str = ORDERS) -> OrderedLog:
 
 def test_no_peer_is_asked_for_two_channels_at_once_and_every_channel_has_its_turn() -> None:
     fetching = backfill(**{name: lacking(name) for name in "abcde"})
-    asked = [queries(fetching.ask()) for _ in range(5)]
+    asked = [queries(fetching.ask(Millis(tick * ANSWER_MS))) for tick in range(5)]
     for tick in asked:
         assert len({peer for peer, _ in tick}) == len(tick) == 3
     assert sorted(channel for tick in asked for _, channel in tick) == sorted("abcde" * 3)
@@ -79,11 +87,13 @@ def test_peer_answers_again_after_a_while() -> None:
 def test_what_nobody_sends_is_asked_for_seldom_and_of_everybody() -> None:
     log = lacking()
     fetching = backfill(orders=log)
+    now = T0
     for _ in range(MAX_ATTEMPTS):
         assert fetching
-        assert len(queries(fetching.ask())) == 1
+        assert len(queries(fetching.ask(now))) == 1
+        now = Millis(now + ANSWER_MS)
     assert not fetching  # it keeps nobody from being ready
-    asked = [queries(fetching.ask()) for _ in range(3 * SELDOM_TICKS)]
+    asked = [queries(fetching.ask(Millis(now + t * TICK_MS))) for t in range(3 * SELDOM_TICKS)]
     assert {peer for tick in asked for peer, _ in tick} == {B1, B3, B4}
     assert sum(map(len, asked)) == 3
     assert log.filling
@@ -103,3 +113,38 @@ def test_broker_that_was_cut_off_while_it_fetched_goes_on() -> None:
     hall.run(2 * SELDOM_TICKS * IDLE_TICK_MS)
     assert len(agree(hall, B1, B2, B3, B4)) == 100
     assert not hall.logs[B4].filling
+
+
+def without_memory(delay_ms: int, *, durable: bool) -> tuple[Hall, list[bytes]]:
+    """The last broker comes back empty, and what it asks for takes so long."""
+    runs = 2 * PAST_RUNS + 5
+    hall = Hall(durable=durable, checkpoint=runs // 2).begin()
+    hall.stop(B4)
+    published = publish(hall, 1, runs)
+
+    def slow(sender: NodeId, reader: NodeId, send: Send) -> bool:
+        event = Receive(sender, send.message, send.bodies)
+        if isinstance(send.message, Past):
+            hall.later(delay_ms, reader, lambda: hall.happen(reader, event))
+        return isinstance(send.message, Past)
+
+    hall.losses.append(slow)
+    hall.start(B4, wiped=True)
+    return hall, published
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_past_that_takes_longer_than_a_tick_is_sent_once(durable: bool) -> None:
+    hall, published = without_memory(4 * TICK_MS, durable=durable)
+    hall.run(5000)
+    assert agree(hall, B1, B2, B3, B4) == published
+    sent = said(hall, Past)
+    assert len(sent) == len(set(sent)) > PAST_RUNS
+
+
+def test_whole_answer_is_followed_by_the_next_request_at_the_next_tick() -> None:
+    hall, published = without_memory(0, durable=True)
+    while len(said(hall, Past)) < PAST_RUNS:
+        hall.run(1)
+    hall.run(3 * TICK_MS)
+    assert agree(hall, B1, B2, B3, B4) == published

@@ -35,23 +35,54 @@ if TYPE_CHECKING:
 PAST_RUNS = 64
 PAST_BYTES = 4 * 1024 * 1024
 PAST_MS = 50
-#: How often in vain the next run is asked for with every tick, and after how many ticks then. A
-#: prime number: every peer has its turn.
-MAX_ATTEMPTS = 20
+#: How long to wait for the next run of an answer before another peer is asked. Answers are large:
+#: asked for sooner, a busy or distant peer's would be sent several times.
+ANSWER_MS = 500
+#: How often in vain the next run is asked for like this, and after how many ticks then. A prime
+#: number: every peer has its turn.
+MAX_ATTEMPTS = 10
 SELDOM_TICKS = 61
+
+
+class Request:
+    """What a channel waits for."""
+
+    __slots__ = ("attempts", "due", "runs", "size")
+
+    def __init__(self) -> None:
+        #: How often the next run was asked for in vain.
+        self.attempts = 0
+        #: When to ask again.
+        self.due = Millis(0)
+        #: Runs and bytes that have come since a peer was asked.
+        self.runs = self.size = 0
+
+    def sent(self, now: Millis) -> None:
+        """A peer was asked."""
+        self.attempts += 1
+        self.runs = self.size = 0
+        self.due = Millis(now + ANSWER_MS)
+
+    def got(self, bodies: Bodies, now: Millis) -> None:
+        """The next run has come; after the last one of an answer there is nothing to wait for."""
+        self.attempts = 0
+        self.runs += 1
+        self.size += sum(map(len, bodies))
+        is_whole = self.runs >= PAST_RUNS or self.size >= PAST_BYTES
+        self.due = now if is_whole else Millis(now + ANSWER_MS)
 
 
 class Backfill:
     """What the channels of one log lack before their oldest positions."""
 
-    __slots__ = ("_answered", "_attempts", "_context", "_log", "_offers", "_turn")
+    __slots__ = ("_answered", "_context", "_log", "_offers", "_requests", "_turn")
 
     def __init__(self, log: Protection, context: LogContext, offers: Offers) -> None:
         self._log = log
         self._context = context
         self._offers = offers
-        #: Channels that lack something, and how often it was asked for in vain; in turn.
-        self._attempts: dict[Channel, int] = {}
+        #: Channels that lack something, in turn.
+        self._requests: dict[Channel, Request] = {}
         #: When each peer was answered last.
         self._answered: dict[NodeId, Millis] = {}
         #: Counts requests: whose turn it is to be asked.
@@ -59,29 +90,32 @@ class Backfill:
 
     def __bool__(self) -> bool:
         """Whether something is lacking that others may well have."""
-        return any(attempts < MAX_ATTEMPTS for attempts in self._attempts.values())
+        return any(request.attempts < MAX_ATTEMPTS for request in self._requests.values())
 
     def want(self, log: OrderedLog) -> None:
         """Fetch what a channel lacks, if it lacks something."""
         if log.filling:
-            self._attempts[log.stream.channel] = 0
+            self._requests[log.stream.channel] = Request()
 
-    def ask(self) -> list[Effect]:
+    def ask(self, now: Millis) -> list[Effect]:
         """Ask for what comes next: a peer for one channel, since it answers one query at a time."""
         effects: list[Effect] = []
         self._turn += 1
         peers = deque(self._context.peers)
         peers.rotate(self._turn)
-        for channel, attempts in list(self._attempts.items()):
+        for channel, request in list(self._requests.items()):
             log = self._context.log_of(channel)
             if log is not None and log.arriving:
                 continue  # the disk is busy with what has come
             if log is None or not log.has_room:
-                del self._attempts[channel]
+                del self._requests[channel]
                 effects += [] if log is None else log.stop_filling()
-            elif peers and (attempts < MAX_ATTEMPTS or self._turn % SELDOM_TICKS == 0):
-                del self._attempts[channel]
-                self._attempts[channel] = attempts + 1  # the others come first at the next tick
+                continue
+            is_paused = request.attempts >= MAX_ATTEMPTS and self._turn % SELDOM_TICKS > 0
+            if peers and now >= request.due and not is_paused:
+                del self._requests[channel]
+                self._requests[channel] = request  # the others come first at the next tick
+                request.sent(now)
                 query = PastQuery(self._log, channel, log.lowest[0])
                 effects.append(Send((peers.popleft(),), query))
         return effects
@@ -118,7 +152,8 @@ class Backfill:
         """A run of the past, if it is the one that comes next."""
         channel = past.stream.channel
         log = self._context.log_of(channel)
-        if log is None or channel not in self._attempts or not log.has_room:
+        request = self._requests.get(channel)
+        if log is None or request is None or not log.has_room:
             return [Drop(DropReason.UNEXPECTED, sender)]
         if not log.is_next(past):
             return [Drop(DropReason.OUT_OF_TURN, sender)]
@@ -126,5 +161,5 @@ class Backfill:
         if effects is None:
             told = Suspect(sender, Suspicion.FALSE_STATEMENT, total_order(channel), past.position)
             return [Drop(DropReason.BAD_RUN, sender), told]
-        self._attempts[channel] = 0
+        request.got(bodies, now)
         return effects
