@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.support.cells import (
     ALICE,
     B2,
@@ -19,7 +20,7 @@ from tests.support.ordering import BOBS, TOTAL, begun, item, labelled, offer
 
 from quorumcast.broadcast.contract import Vouch
 from quorumcast.broadcast.messages import Ack
-from quorumcast.core.ids import Channel, Stream, total_order
+from quorumcast.core.ids import Channel, Stream, resumable, total_order
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Effect, Forget, Persist, Record
 from quorumcast.core.quorum import Protection
@@ -184,7 +185,7 @@ def test_restored_snapshot_goes_on_with_what_the_disk_holds() -> None:
 
     after = Bench(disk)
     assert after.execution.restore(snapshot) == []
-    after.execution.requeue(T0)
+    after.execution.requeue((), T0)
     assert after.execution.state.image() == before.execution.state.image()
     assert (after.log.ledger.base, after.log.ledger.next) == (1, 3)
     assert not after.execution.backfill
@@ -200,6 +201,27 @@ def test_restored_snapshot_whose_contents_the_disk_lost_is_filled_in_by_others()
     after = Bench(Disk())
     assert records(after.execution.restore(snapshot) or []) == [Held(ORDERS, 3, filling=True)]
     assert (after.log.ledger.base, bool(after.execution.backfill)) == (3, True)
+
+
+def test_offers_of_a_line_that_the_state_forgot_are_not_ordered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quorumcast.ordering.state.LINES_KEPT", 1)
+    disk, before = Disk(), Bench(Disk())
+    forgotten, known, new = (Stream(ORDERS, ALICE, resumable(line, 1)) for line in (1, 2, 3))
+    for stream in (forgotten, known):
+        before.hold(1, b"x", stream=stream)
+        before.execution.apply((item(1, b"x", stream=stream),), T0)
+    for stream, first in ((forgotten, 1), (known, 1), (known, 2), (new, 1)):
+        disk.keep(Stored(*offer(CELL, first, b"x", stream=stream)))
+    (snapshot,) = records(before.execution.checkpoint()[1])
+    assert isinstance(snapshot, Snapshot)
+
+    after = Bench(disk)
+    after.execution.restore(snapshot)
+    after.execution.requeue({new}, T0)
+    waiting = [(held.offer.stream, held.offer.first) for held in after.execution.offers.waiting()]
+    assert waiting == [(known, 2), (new, 1)]
 
 
 def test_snapshot_that_is_none_is_not_restored() -> None:

@@ -385,24 +385,33 @@ class Execution:
                 found.append((log, head))
         return found
 
-    def requeue(self, now: Millis) -> None:
-        """Offers on disk that the state does not know as ordered wait again."""
+    def requeue(self, named: Container[Stream], now: Millis) -> None:
+        """Offers on disk that the state does not know as ordered wait again.
+
+        `named` are the streams of batches that this broker voted for since that state.
+        """
         archive = self._context.archive
         if archive is None:
             return
         for owner in archive.owners(Stored):
-            for stored in self._unserved(archive, owner):
+            for stored in self._unserved(archive, owner, named):
                 if stored.offer.stream == EPOCHS:
                     self.epochs.add(stored.offer, stored.bodies, now)
                 elif self._context.log_of(stored.offer.stream.channel) is not None:
                     # Also without the right by now: it may be part of what must be decided.
                     self.offers.put_back(stored.offer, stored.bodies, now)
 
-    def _unserved(self, archive: ArchiveReader, owner: str) -> Iterator[Stored]:
+    def _unserved(
+        self, archive: ArchiveReader, owner: str, named: Container[Stream]
+    ) -> Iterator[Stored]:
         newest = archive.last(Stored, owner, MAX_NUMBER)
         if newest is None or self.state.over(newest.offer.stream):
             return
-        following = self.state.served.get(newest.offer.stream, 0) + 1
+        stream = newest.offer.stream
+        if stream.line is not None and stream not in self.state.served and stream not in named:
+            # The state may have forgotten the line: then all of this was ordered long ago.
+            return
+        following = self.state.served.get(stream, 0) + 1
         while (stored := archive.first(Stored, owner, following)) is not None:
             following = stored.place + 1
             yield stored

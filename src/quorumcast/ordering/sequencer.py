@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from quorumcast.broadcast.messages import Open
-from quorumcast.core.ids import Channel, Millis, NodeId
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import (
     Connected,
     Drop,
@@ -39,6 +39,7 @@ from quorumcast.ordering.intake import Fetching, Intake
 from quorumcast.ordering.leader_change import LeaderChange, LeaderTimeout, Moved
 from quorumcast.ordering.messages import (
     Accept,
+    Batch,
     Chunk,
     ChunkQuery,
     Fetch,
@@ -430,7 +431,7 @@ class Sequencer:
         # Votes of an earlier epoch count for nothing, and perhaps it began beyond what is here.
         consensus.late = self._follows
         effects = self._checkpoints.restore(records)
-        execution.requeue(now)
+        execution.requeue(_named(records, execution.executed), now)
         for record in records:
             match record:
                 case Voted():
@@ -447,3 +448,17 @@ class Sequencer:
         self._maybe_begin()
         self._proposer.barred = consensus.regency
         return effects + self._execute(now)
+
+
+def _named(records: list[Record], executed: int) -> set[Stream]:
+    """The streams of batches that were voted for or decided after an instance."""
+    batches: list[Batch] = []
+    for record in records:
+        match record:
+            case Voted(instance=instance, batches=voted) if instance > executed:
+                batches += voted
+            case Decided(instance=instance, batch=batch) if instance > executed:
+                batches.append(batch)
+            case _:
+                pass
+    return {item.stream for batch in batches for item in batch}
