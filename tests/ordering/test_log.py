@@ -36,6 +36,11 @@ CELL = Cell(SMALL)
 COLD = Cell(limited("total", retained_publications=100, window=4, cached_bytes=1))
 
 
+def limited_to(publications: int) -> Cell:
+    """A cell whose channel retains so many, and has the newest run alone in memory."""
+    return Cell(limited("total", retained_publications=publications, window=2, cached_bytes=1))
+
+
 class Orders:
     """A log, the state that gives it positions, and perhaps a disk."""
 
@@ -190,6 +195,12 @@ def test_retention_that_is_lowered_applies_to_what_is_there() -> None:
     assert orders.log.ledger.base == 6
     assert orders.disk is not None
     assert {place for kind, _, place in orders.disk.records if kind is Placed} == {6, 7, 8, 9}
+
+
+def test_retention_removes_positions_before_their_contents() -> None:
+    """A crash in between leaves contents that nothing names, and no position without contents."""
+    removed = [effect for effect in lowered(9).log.trim(T0) if isinstance(effect, Forget)]
+    assert [effect.kind for effect in removed] == [Placed] + [Stored] * 5
 
 
 @pytest.mark.parametrize("damaged", [range(1, 2), range(3, 5), range(5, 8), range(1, 9)])
@@ -374,10 +385,32 @@ def test_what_was_held_before_goes_if_there_is_no_room_for_what_lies_between() -
     late.write(late.log.skip_to(9, bytes(32)))
     assert late.disk.get(Held, ORDERS, 0) == Held(ORDERS, 9, True, (Island(1, 3, late.head.chain),))
     late.write(late.log.stop_filling())
-    late.write(late.log.trim(T0))
-    late.write(late.log.trim(T0))
+    late.write(late.log.clear_islands(T0))
+    late.write(late.log.clear_islands(T0))
     assert not late.disk.owners(Placed)
     assert not late.disk.owners(Stored)
+
+
+def test_fetching_ends_when_retention_drops_something() -> None:
+    """What was removed must neither be fetched again nor be joined, whatever the limits later."""
+    others = cold((b"a",), (b"b",), (b"c",), (b"d",))
+    late = Orders(limited_to(2), Disk())
+    assert late.disk is not None
+    late.append(1, b"a")
+    late.write(late.log.skip_to(5, others.head.chain))
+    late.state = others.state
+    arriving = filled(late.log, *others.past(5))
+    for number in range(5, 8):
+        late.append(number, b"x")
+    assert (late.log.filling, late.log.arriving, late.log.ledger.base) == (False, False, 6)
+    held = late.disk.get(Held, ORDERS, 0)
+    assert held is not None
+    assert not held.filling
+    late.write(arriving)
+    assert late.log.ledger.base == 6
+    # A state transfer does not bring it back, nor does a restart.
+    late.write(late.log.skip_to(20, bytes(32)))
+    assert late.log.sizes()["islands"] == 1
 
 
 def test_what_was_held_before_goes_when_it_is_too_old_although_the_rest_does_not_come() -> None:
@@ -388,9 +421,9 @@ def test_what_was_held_before_goes_when_it_is_too_old_although_the_rest_does_not
     late.append(2, b"b", now=Millis(900))
     late.write(late.log.skip_to(9, bytes(32)))
     late.log.spare = 9
-    late.write(late.log.trim(Millis(1000)))
+    late.write(late.log.clear_islands(Millis(1000)))
     assert {place for kind, _, place in late.disk.records if kind is Placed} == {2}
-    late.write(late.log.trim(Millis(1900)))
+    late.write(late.log.clear_islands(Millis(1900)))
     assert not late.disk.owners(Placed)
     assert late.log.filling
 

@@ -277,6 +277,8 @@ class Execution:
             if log is not None:
                 dropped = log.trim(now)
                 effects += dropped if log.ledger.base <= log.spare else self._later(dropped)
+                # At once: they may be fetched again, and lie before the state on disk.
+                effects += log.clear_islands(now)
         return effects if self._durable else []
 
     def persisted(self, placed: Placed) -> list[Effect]:

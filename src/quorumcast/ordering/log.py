@@ -207,10 +207,14 @@ class OrderedLog(Carrier):
             effects.append(Forget(Stored, str(gone.stream), gone.first + 1))
         if effects:
             since = self._islands[-1].next if self._islands else 0
-            effects.append(Forget(Placed, self.stream.channel, self.ledger.base, since))
-        return effects or self._clear_islands(now)
+            # Contents go last: a crash in between must not leave positions without them.
+            effects.insert(0, Forget(Placed, self.stream.channel, self.ledger.base, since))
+            if self.filling:  # what lies before would not be retained, either
+                self._arriving.clear()
+                effects = self.stop_filling() + effects
+        return effects
 
-    def _clear_islands(self, now: Millis) -> list[Effect]:
+    def clear_islands(self, now: Millis) -> list[Effect]:
         """Drop islands that will not be joined again, and what of them would not be retained."""
         archive, channel = self.ledger.archive, self.stream.channel
         effects: list[Effect] = []
@@ -224,10 +228,10 @@ class OrderedLog(Carrier):
                 self.filling and not self._is_too_much(gone, now)
             ):
                 break
-            effects.append(Forget(Stored, str(gone.stream), gone.first + 1))
             effects.append(Forget(Placed, channel, gone.next))
+            effects.append(Forget(Stored, str(gone.stream), gone.first + 1))
             self._islands = (msgspec.structs.replace(island, base=gone.next), *self._islands[1:])
-        return [*effects, *self._note()] if effects else []
+        return [*self._note(), *effects] if effects else []
 
     def _is_too_much(self, oldest: Placed, now: Millis) -> bool:
         """Whether the rest is all that is to be retained."""
@@ -250,9 +254,11 @@ class OrderedLog(Carrier):
         ledger = self.ledger
         if position <= ledger.next:
             return []
+        # Without filling, retention has begun to remove what older islands hold.
+        islands = self._islands if self.filling else ()
         if ledger.archive is not None and ledger.base < ledger.next:
-            island = Island(ledger.base, ledger.next, self._chain)
-            self._islands = (*self._islands, island)[-MAX_ISLANDS:]
+            islands = (*islands, Island(ledger.base, ledger.next, self._chain))
+        self._islands = islands[-MAX_ISLANDS:]
         ledger.skip_to(position)
         self._chain = chain
         self._memory.clear()
@@ -269,17 +275,17 @@ class OrderedLog(Carrier):
         held = archive.get(Held, channel, 0) or Held(channel, 1, filling=False)
         first = archive.first(Placed, channel, held.base)
         last = archive.last(Placed, channel, position)
-        self._islands = held.islands
+        self._islands, self.filling = held.islands, held.filling
         if first is None or last is None or last.position < first.position:
             return self.skip_to(position, chain, fill=held.filling or held.base != position)
         known = chained(last.chain, extent_root(last.digests))
         self.ledger.restore(first.position, last.next)
         self._chain, self._persisted = known, last.next
         self._end, self._stamp = last.end, last.stamp
-        self.filling = held.filling
-        if (last.next, known) == (position, chain):
-            return self._join()  # it may have stopped when all that was missing was here
-        return self.skip_to(position, chain)
+        if (last.next, known) != (position, chain):
+            return self.skip_to(position, chain)
+        # It may have stopped when all that was missing was here.
+        return self._join() if self.filling else []
 
     def _note(self) -> list[Effect]:
         if self.ledger.archive is None:
