@@ -197,6 +197,13 @@ def test_retention_that_is_lowered_applies_to_what_is_there() -> None:
     assert {place for kind, _, place in orders.disk.records if kind is Placed} == {6, 7, 8, 9}
 
 
+def test_sweep_of_a_broker_leaves_retention_to_the_log() -> None:
+    """The sweep does not know which contents a restart needs to execute batches again."""
+    orders = lowered(9)
+    assert orders.log.expire(T0, 1000) == []
+    assert orders.log.ledger.base == 1
+
+
 def test_retention_removes_positions_before_their_contents() -> None:
     """A crash in between leaves contents that nothing names, and no position without contents."""
     removed = [effect for effect in lowered(9).log.trim(T0) if isinstance(effect, Forget)]
@@ -389,6 +396,20 @@ def test_what_was_held_before_goes_if_there_is_no_room_for_what_lies_between() -
     late.write(late.log.clear_islands(T0))
     assert not late.disk.owners(Placed)
     assert not late.disk.owners(Stored)
+
+
+def test_runs_on_their_way_to_disk_are_bounded_by_their_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others, late = cold((b"a",), (b"b",), (b"c",)), Orders(COLD, Disk())
+    monkeypatch.setattr("quorumcast.ordering.log.ARRIVING_BYTES", len(labelled(3, b"c")[0]) + 1)
+    late.write(late.log.skip_to(4, others.head.chain))
+    arriving, room = [], []
+    for before in (4, 3):
+        arriving += filled(late.log, *others.past(before))
+        room.append(late.log.has_room)
+    late.write(arriving)
+    assert [*room, late.log.has_room] == [True, False, True]
 
 
 def test_fetching_ends_when_retention_drops_something() -> None:

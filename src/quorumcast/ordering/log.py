@@ -35,8 +35,9 @@ from quorumcast.ordering.state import Extent, chained, extent_root
 
 #: Runs that are dropped at once; the rest follows with the next ticks.
 DROPPED_AT_ONCE = 256
-#: Runs that may be on their way to disk at a time, of those that were fetched.
+#: Runs and bytes that may be on their way to disk at a time, of those that were fetched.
 MAX_ARRIVING = 128
+ARRIVING_BYTES = 16 * 1024 * 1024
 #: Islands that are remembered; older ones are dropped.
 MAX_ISLANDS = 16
 
@@ -311,7 +312,10 @@ class OrderedLog(Carrier):
             return self.ledger.next > 1
         held, size = self.ledger.next - oldest.position, self._end - oldest.end + oldest.size
         roomy = held < limits.retained_publications and size < limits.retained_bytes
-        return oldest.position > 1 and roomy and len(self._arriving) < MAX_ARRIVING
+        if self._arriving:
+            arriving = self._arriving[0].end - oldest.end + oldest.size
+            roomy &= len(self._arriving) < MAX_ARRIVING and arriving < ARRIVING_BYTES
+        return oldest.position > 1 and roomy
 
     @property
     def arriving(self) -> bool:
