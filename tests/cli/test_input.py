@@ -112,7 +112,7 @@ def test_binary_input_is_one_event_and_never_cut_unasked(monkeypatch: pytest.Mon
     monkeypatch.setattr(reading, "MAX_ROW_BYTES", 40)
     assert wrong("arrow", arrow_stream(pa.table({"payload": [b"x", b"y" * 50]})), {}) == (
         1,
-        "input: row 2 has 54 bytes, more than 40",
+        "input: row 2 has 54 bytes, more than 40; split it",
     )
     assert "is a quote missing?" in wrong("csv", b'payload\n"longer than that', {})[1]
 

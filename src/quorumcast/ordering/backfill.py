@@ -1,11 +1,11 @@
 """Fetches positions that were ordered while this broker was away, or that its disk lost.
 
-After a state transfer a broker continues behind the state at once, and fills in what lies before it
-in the background, newest first, so that its ledger never has a hole. The state holds, for each
-channel, a chain that stands for everything that was ordered there. Each run comes with the chain
-before it, and only the right one gives the chain that is known: the sender need not be trusted, and
-what it sends is checked before anything is written. What nobody sends is asked for seldom: the
-others may have dropped it, or they are away.
+After a state transfer a broker goes on from the state at once. It fetches earlier positions in the
+background, newest first, so that its ledger never has a hole. For each channel the state has a hash
+chain over everything that was ordered there. A run is sent together with the value of the chain
+before it. Only the true run and the true value give the known next value, so the sender need not be
+trusted, and nothing is written before this check. A run that nobody sends is asked for seldom: the
+others have dropped it, or are away.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quorumcast.ordering.offers import Offers
 if TYPE_CHECKING:
     from quorumcast.ordering.context import LogContext
 
-#: Runs and bytes of one answer, or one run more; and how often a peer may ask.
+#: Most runs of one answer; bytes after which it ends; and the time between two answers to a peer.
 PAST_RUNS = 64
 PAST_BYTES = 4 * 1024 * 1024
 PAST_MS = 50

@@ -1,4 +1,4 @@
-"""What a log knows of its surroundings."""
+"""The context of a log: its broker, its cell, its channels and its disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quorumcast.ordering.log import OrderedLog
 
 
 class LogContext(msgspec.Struct):
-    """What a log knows of its broker, its cell and its channels; it changes with the epoch."""
+    """Facts and callbacks that the parts of one log share; they change with the epoch."""
 
     members: tuple[NodeId, ...]
     keyring: Keyring

@@ -2,8 +2,8 @@
 
 Memory holds the newest positions (`warm` … `next`-1), the disk those before it (`base` … `warm`-1).
 A run on disk is two archived records: its offer with the bodies (`Stored`, by stream and number),
-and where it lies (`Placed`, by channel and position). `Placed` has the digests, so that a broker
-that only votes reads no contents.
+and its place in the order (`Placed`, by channel and position). `Placed` repeats the digests, so
+that a broker reads no contents for a subscriber that wants only its votes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _UNBOUNDED = Limits(retained_publications=MAX_NUMBER, retained_bytes=MAX_NUMBER)
 
 
 class Placed(Record, frozen=True, tag=True):
-    """Where a run lies in the order of its channel."""
+    """The place of a run in the order of its channel."""
 
     archived: ClassVar[bool] = True
 
     channel: Channel
     position: int
-    #: The name of its offer.
+    #: Stream and first number: the name of the offer that the run is.
     stream: Stream
     first: int
     digests: bytes
-    #: Stands for everything that was ordered before it.
+    #: Hash chain over everything that was ordered before it on the channel.
     chain: bytes
-    #: Bytes of its contents, and of all contents up to its end, counted from anywhere.
+    #: Bytes of its contents; and a running total up to its end, of which only differences count.
     size: int
     end: int
     #: The largest time stamp up to its end: it never falls from one run to the next.
     stamp: int
-    #: When this broker got it.
+    #: When this broker wrote it; retention by age counts from here.
     at: Millis
 
     @property

@@ -104,7 +104,6 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
     """Print one channel, a line per property."""
     from quorumcast.manifest.successor import LIVE_LIMITS
 
-    live = LIVE_LIMITS
     lines = {
         "channel": facts["name"],
         "policy": _policy(facts),
@@ -118,7 +117,7 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
     for group in facts["groups"]:
         lines[f"shared as {group['name']}"] = _group(group)
     for name, value in facts["limits"].items():
-        lines[f"limit {name}"] = f"{value:,}" + ("" if name in live else "  (stays)")
+        lines[f"limit {name}"] = f"{value:,}" + ("" if name in LIVE_LIMITS else "  (stays)")
     for broker, far in facts.get("live", {}).items():
         held = "" if far is None else f" publications taken, of which it holds {far['held']:,}"
         lines[f"at {broker}"] = f"{_far(far)}{held}"

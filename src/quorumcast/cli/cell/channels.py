@@ -261,8 +261,8 @@ def change(
 ) -> None:
     """Change rights, groups, retention or local limits, or add columns.
 
-    A new column comes after the others and is null in earlier publications. Other limits than
-    --retain apply to streams that are opened from then on.
+    A new column comes after the others and is null in earlier publications. --retain, cached_bytes,
+    publishers and subscribers apply at once, other limits to what is opened from then on.
     """
     from msgspec.structs import replace
 

@@ -26,8 +26,6 @@ CLOCK_S = 1.0
 APART_S = 5.0
 LITTLE_BYTES = 1 << 30
 TOO_LITTLE_BYTES = 64 << 20
-
-
 #: Problems that a verdict names; it counts the others.
 NAMED_PROBLEMS = 3
 
@@ -47,12 +45,8 @@ def judge_cell(manifest: Manifest, directory: Path, rows: Rows) -> Verdict:
     findings = check_brokers(manifest, directory, troubles, rows)
     quorum = findings.pop()
     if not any(row["up"] for row in rows.values()):
-        findings, quorum = (
-            [],
-            Finding(
-                "quorum", "error", f"no broker is up; start it with 'quorumcast up {directory}'"
-            ),
-        )
+        says = f"no broker is up; start it with 'quorumcast up {directory}'"
+        findings, quorum = [], Finding("quorum", "error", says)
     errors = [f for f in (quorum, *findings) if f.level == "error"]
     problems = errors + [f for f in findings if f.level == "warning"]
     if not problems:

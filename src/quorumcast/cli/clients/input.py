@@ -356,7 +356,8 @@ class EventReader:
         if batch.nbytes > MAX_ROW_BYTES:
             for row in range(rows):
                 if (size := batch.slice(row, 1).nbytes) > MAX_ROW_BYTES:
-                    raise BadRow(row, f" has {size:,} bytes, more than {MAX_ROW_BYTES:,}")
+                    too_long = f" has {size:,} bytes, more than {MAX_ROW_BYTES:,}; split it"
+                    raise BadRow(row, too_long)
         try:
             return conform(batch, self._schema)
         except UsageError:
@@ -371,6 +372,7 @@ class EventReader:
 def _first_bad_value(
     values: Column, name: str, kind: pa.DataType, type_name: str, convert: Converter
 ) -> BadRow:
+    """The first value of a column that does not fit its type, as an error."""
     import pyarrow as pa
 
     for row in range(len(values)):
@@ -384,8 +386,8 @@ def _first_bad_value(
     else:
         row, value = 0, "a value"
     a = "an" if type_name.startswith("int") else "a"
-    looks = f", such as {LOOKS[type_name]}" if type_name in LOOKS else ""
-    return BadRow(row, f", column {name}: {value!r:.60} is not {a} {type_name}{looks}")
+    example = f", such as {EXAMPLES[type_name]}" if type_name in EXAMPLES else ""
+    return BadRow(row, f", column {name}: {value!r:.{SHOWN}} is not {a} {type_name}{example}")
 
 
 def _from_csv(values: Any, kind: pa.DataType, type_name: str) -> pa.Array:
@@ -437,7 +439,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "timestamp[us, UTC]": _zoned,
 }
 #: Examples of values, by column type, for errors.
-LOOKS = {
+EXAMPLES = {
     "binary": "aGVsbG8= (base64)",
     "date32": "2026-11-01",
     "timestamp[us]": "2026-11-01T12:00:00",
