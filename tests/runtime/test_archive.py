@@ -443,8 +443,9 @@ def test_segments_that_may_not_grow_are_a_full_disk(
 
 
 @pytest.mark.usefixtures("small")
-def test_compaction_without_room_waits_for_the_next_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("does", "error"), [("append", 28), ("read", 24)])
+def test_compaction_without_room_or_descriptors_waits_for_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, error: int
 ) -> None:
     base = opened(tmp_path / "s")
     for at in range(100):
@@ -452,10 +453,10 @@ def test_compaction_without_room_waits_for_the_next_commit(
     base.write([Remove("Filed", "bob", 100)])
 
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(error, "not now")
 
     with monkeypatch.context() as disk:
-        disk.setattr(base._segments, "append", full)
+        disk.setattr(base._segments, does, full)
         assert tidied(base) == 1
     assert [base.archive.get(Filed, "alice", at) for at in range(100)] == [
         filed(at) for at in range(100)

@@ -11,7 +11,7 @@ transaction, so that none keeps the WAL from starting over.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import logging
 import sqlite3
@@ -57,6 +57,8 @@ _LAST = f"{_ROW} AND place < ? ORDER BY place DESC LIMIT 1"
 _NEXT_OWNER = "SELECT MIN(owner) FROM archive WHERE kind = ? AND owner > ?"
 _FIRST_OWNER = "SELECT MIN(owner) FROM archive WHERE kind = ?"
 
+#: Errors of a read that say nothing about the record: it can be read later.
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 #: What a row or a segment that is damaged can make of a read.
 _UNREADABLE = (
     sqlite3.Error,
@@ -113,8 +115,11 @@ class ArchiveWriter:
         for kind, owner, place, start, length in rows:
             # A record that cannot be read stays damaged: zeros do not match its checksum.
             record = b""
-            with contextlib.suppress(OSError):
+            try:
                 record = segments.read(segment, start, length)
+            except OSError as error:
+                if error.errno in NO_DESCRIPTORS:
+                    raise
             target = segments.append(record.ljust(length, b"\0"))
             segments.remove(segment, length)
             self._execute(_MOVE, (*target, kind, owner, place))

@@ -450,6 +450,10 @@ class Database:
         except DiskFullError:
             # Tried again after the next commit; nothing is lost.
             self._no_room_to_tidy = True
+        except OSError as error:
+            if error.errno not in archive.NO_DESCRIPTORS:
+                raise
+            self._no_room_to_tidy = True
 
     def _move_log(self) -> None:
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
