@@ -74,9 +74,9 @@ class Orders:
         more = [self.log.persisted(record) for record in records if isinstance(record, Placed)]
         return effects + [effect for found in more for effect in self.write(found)]
 
-    def again(self) -> Orders:
+    def again(self, cell: Cell | None = None) -> Orders:
         """The log after a restart."""
-        later = Orders(COLD, self.disk)
+        later = Orders(cell or COLD, self.disk)
         later.state = self.state
         later.write(later.log.restore(self.head.next, self.head.chain))
         return later
@@ -170,6 +170,25 @@ def test_retention_by_age_waits_for_the_stable_checkpoint(disk: Disk | None) -> 
     orders.write(orders.log.trim(Millis(1250)))
     assert orders.log.ledger.base == 3
     assert orders.log.trim(Millis(5000)) == []
+
+
+@pytest.mark.parametrize("clock", [0, 10**9])
+def test_retention_by_age_counts_from_the_restart_because_the_clock_may_be_another(
+    clock: int,
+) -> None:
+    cell = Cell(limited("total", retained_ms=1000, window=4, cached_bytes=1))
+    orders = Orders(cell, Disk())
+    orders.append(1, b"a", now=Millis(10**6))
+    later = orders.again(cell)
+    later.log.spare = 2
+    assert later.log.trim(Millis(clock)) == []
+    assert later.log.trim(Millis(clock + 999)) == []
+    later.append(2, b"b", now=Millis(clock + 999))
+    later.log.spare = 3
+    later.write(later.log.trim(Millis(clock + 1000)))
+    assert later.log.ledger.base == 2
+    later.write(later.log.trim(Millis(clock + 1999)))
+    assert later.log.ledger.base == 3
 
 
 def lowered(runs: int) -> Orders:

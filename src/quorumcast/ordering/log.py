@@ -78,6 +78,8 @@ class OrderedLog(Carrier):
         "_memory",
         "_offers",
         "_persisted",
+        "_restored",
+        "_restored_at",
         "_stamp",
         "filling",
         "ledger",
@@ -106,6 +108,10 @@ class OrderedLog(Carrier):
         self._stamp = -1
         #: The disk has everything before this position.
         self._persisted = 1
+        #: Positions before this one were written before the restart, by a clock that may have been
+        #: another: their ages count from the first time that they are looked at.
+        self._restored = 1
+        self._restored_at: Millis | None = None
         #: Whether what lies before the oldest position is being fetched.
         self.filling = False
         #: b"" while there are no positions.
@@ -242,7 +248,12 @@ class OrderedLog(Carrier):
             return True
         if left and left_bytes >= limits.retained_bytes:
             return True
-        return oldest.next <= self.spare and now - oldest.at >= limits.retained_ms
+        if oldest.next > self.spare:
+            return False
+        if self._restored_at is None:
+            self._restored_at = now
+        at = self._restored_at if oldest.position < self._restored else oldest.at
+        return now - at >= limits.retained_ms
 
     # --------------------------------------------------------------- state transfer
 
@@ -273,6 +284,7 @@ class OrderedLog(Carrier):
         archive, channel = self.ledger.archive, self.stream.channel
         if archive is None:
             return self.skip_to(position, chain)
+        self._restored = position
         held = archive.get(Held, channel, 0) or Held(channel, 1, filling=False)
         first = archive.first(Placed, channel, held.base)
         last = archive.last(Placed, channel, position)

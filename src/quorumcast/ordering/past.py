@@ -41,7 +41,7 @@ class Placed(Record, frozen=True, tag=True):
     end: int
     #: The largest time stamp up to its end: it never falls from one run to the next.
     stamp: int
-    #: When this broker wrote it; retention by age counts from here.
+    #: When this broker wrote it, by a clock that a restart may change.
     at: Millis
 
     @property
