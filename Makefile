@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install test lint types demo bench sim lock format clean check-python
+.PHONY: help install test walk lint types demo bench sim lock format clean check-python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,8 +53,11 @@ check-python:
 
 test: lint ## everything CI checks: lint, types, tests
 	@$(BIN)/mypy --no-error-summary & types=$$!; \
-	$(BIN)/pytest -n $(WORKERS) $(ARGS); tests=$$?; \
+	$(BIN)/pytest -n $(WORKERS) -m "not walk" $(ARGS); tests=$$?; \
 	wait $$types && exit $$tests
+
+walk: install ## paste the blocks of every page of the documentation
+	@$(BIN)/pytest -n 2 -m walk tests/examples $(ARGS)
 
 lint: install ## ruff: rules and format; the form of new commits
 	@$(BIN)/python tests/house/commits.py
