@@ -69,18 +69,12 @@ def walk(pages: Mapping[str, list[tuple[str, str]]], directory: Path) -> tuple[l
         return failures, terminal.printed
 
 
+@pytest.mark.walk
 @pytest.mark.runtime
 @pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "pages",
-    [
-        NEWCOMER[:3],
-        pytest.param(NEWCOMER, marks=[pytest.mark.walk, pytest.mark.spark]),
-        *(pytest.param((page,), marks=[pytest.mark.walk, pytest.mark.spark]) for page in OTHERS),
-    ],
-    ids=lambda pages: pages[-1],
-)
+@pytest.mark.parametrize("pages", [NEWCOMER, *((page,) for page in OTHERS)], ids=lambda it: it[-1])
 def test_pages_pasted_in_order_end_without_a_failing_command(
     pages: tuple[str, ...], tmp_path: Path
 ) -> None:
