@@ -259,6 +259,17 @@ def test_subscription_that_has_caught_up_asks_for_nothing() -> None:
     assert asked(feed(made.handle, *votes(1, b"a", b"b", b"c"))) == []
 
 
+def test_subscription_at_the_end_does_not_ask_for_what_comes_by_itself() -> None:
+    """Each answer tells of a later end: it would ask as often as something is ordered."""
+    large = b"x" * (REPLAY_BYTES // 8)
+    made, _ = begin(1, 0, end=4)
+    feed(made.handle, *votes(1, large, large, large))
+    for end in range(6, 30):
+        for broker in BROKERS:
+            made.handle(Receive(broker, Positions(ORDERS, (Position(ORDER, 1, end),))), T0)
+        assert asked(feed(made.handle, *votes(end - 2, large))) == []
+
+
 def test_broker_ends_a_replay_before_the_outbox_of_a_subscriber_is_full() -> None:
     made = Cell(AB).broker()
     for number in range(1, 6):

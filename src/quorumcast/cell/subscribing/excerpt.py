@@ -74,7 +74,7 @@ class SkippedBrokers:
 class Spans:
     """How far a total order has been asked for, one span after the other."""
 
-    __slots__ = ("_asked", "_begin", "_bytes", "_limits", "_most", "_publications")
+    __slots__ = ("_asked", "_begin", "_bytes", "_end", "_limits", "_most", "_publications")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -82,19 +82,20 @@ class Spans:
         self._most = max(1, min(limits.replay, limits.vote_window // 4))
         #: Everything before it has been asked for; 0 if that is not known yet.
         self._asked = 0
-        #: Where the last replay without an end began.
+        #: Where the last replay without an end began, and how far brokers were at that time.
         self._begin = 1
+        self._end = 1
         #: What has been delivered.
         self._publications = 0
         self._bytes = 0
 
-    def replayed_from(self, position: int) -> None:
-        """Brokers replay from a position on, as much as they do at once."""
-        self._begin, self._asked = position, 0
+    def replayed_from(self, position: int, end: int) -> None:
+        """Brokers, which are at `end`, replay from a position on, as much as they do at once."""
+        self._begin, self._asked, self._end = position, 0, end
 
     def restart_at(self, position: int, until: int) -> None:
         """Everything is asked for once more, from here on."""
-        self._asked = min(position + self._span, until)
+        self._asked, self._end = min(position + self._span, until), until
 
     def next_span(self, position: int, until: int) -> tuple[int, int] | None:
         """The next span, first and stop, when half of the last one has come."""
@@ -103,6 +104,10 @@ class Spans:
                 return None
             self._asked = self._begin + min(self._fitting(REPLAY_BYTES), self._limits.replayed)
         first = max(self._asked, position)
+        if until - first <= FIRST_SPAN:
+            # What was ordered since comes by itself. Each answer tells of a later end: who asked
+            # for the little that is left would never stop asking.
+            until = min(until, self._end)
         if first >= until or first - position > self._span // 2:
             return None
         self._asked = min(first + self._span, until)

@@ -172,7 +172,8 @@ class Interest:
             first = self.requested.get(total_order(self.channel), 1)
             self.excerpt.restart_at(first, self.excerpt.until)
         else:
-            self.spans.replayed_from(self.requested.get(total_order(self.channel), 1))
+            order = total_order(self.channel)
+            self.spans.replayed_from(self.requested.get(order, 1), self.reports.reached(order))
 
     def chained(self, lane: Lane) -> bool:
         """Whether this lane comes by a chain."""
