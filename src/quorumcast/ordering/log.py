@@ -308,9 +308,14 @@ class OrderedLog(Carrier):
         return [Persist(held, lazy=True)]
 
     @property
+    def _lowest_run(self) -> Placed | None:
+        """The oldest run that is held or on its way to disk."""
+        return self._arriving[-1] if self._arriving else self.oldest
+
+    @property
     def lowest(self) -> tuple[int, bytes]:
         """The position before which something is lacking, and what stands for all of that."""
-        oldest = self._arriving[-1] if self._arriving else self.oldest
+        oldest = self._lowest_run
         if oldest is None:
             return self.ledger.next, self._chain
         return oldest.position, oldest.chain
@@ -319,7 +324,7 @@ class OrderedLog(Carrier):
     def has_room(self) -> bool:
         """Whether more of the past would be retained."""
         limits = self._limits
-        oldest = self._arriving[-1] if self._arriving else self.oldest
+        oldest = self._lowest_run
         if oldest is None:
             return self.ledger.next > 1
         held, size = self.ledger.next - oldest.position, self._end - oldest.end + oldest.size
@@ -358,7 +363,7 @@ class OrderedLog(Carrier):
         """
         if chained(past.chain, extent_root(past.digests)) != self.lowest[1]:
             return None
-        after = self._arriving[-1] if self._arriving else self.oldest
+        after = self._lowest_run
         stamp = past.stamp if after is None else min(past.stamp, after.stamp)
         stamp = max(stamp, _latest(bodies))
         self._stamp = max(self._stamp, stamp)

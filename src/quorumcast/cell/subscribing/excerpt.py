@@ -89,13 +89,9 @@ class Spans:
         self._publications = 0
         self._bytes = 0
 
-    def replayed_from(self, position: int, end: int) -> None:
+    def restart_at(self, position: int, end: int) -> None:
         """Brokers, which are at `end`, replay from a position on, as much as they do at once."""
         self._begin, self._asked, self._end = position, 0, end
-
-    def restart_at(self, position: int, until: int) -> None:
-        """Everything is asked for once more, from here on."""
-        self._asked, self._end = min(position + self._span, until), until
 
     def next_span(self, position: int, until: int) -> tuple[int, int] | None:
         """The next span, first and stop, when half of the last one has come."""
@@ -149,6 +145,10 @@ class Excerpt(Spans):
     def asked(self) -> int:
         """Everything before it has been asked for, or will be."""
         return self._asked or self.until
+
+    def restart_at(self, position: int, end: int) -> None:
+        """Everything up to the end is asked for once more, from a position on."""
+        self._asked, self._end = min(position + self._span, end), end
 
     def keep(self, effects: Iterable[Effect]) -> list[Effect]:
         """The effects that belong to the excerpt; note the sizes of publications.

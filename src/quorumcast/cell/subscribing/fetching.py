@@ -96,11 +96,9 @@ class Fetcher:
             _, asked = interest.pulls.get(stream, (0, 0))
             if not lacked <= asked < acceptor.next:
                 return []
-        return (
-            [self._await_bodies(acceptor, _pull_ms(interest, acceptor))]
-            if acceptor.lacking(1)
-            else []
-        )
+        if not acceptor.lacking(1):
+            return []
+        return [self._await_bodies(acceptor, _pull_ms(interest, acceptor))]
 
     def _await_bodies(self, acceptor: Acceptor, after_ms: int) -> SetTimer:
         self._pulling[acceptor.stream] = acceptor.next
@@ -121,15 +119,13 @@ class Fetcher:
             effects: list[Effect] = [self._await_bodies(acceptor, _pull_ms(interest, acceptor))]
         else:
             effects = self.pull(interest, acceptor)
-        return effects + self._maybe_replace_late(interest, stream)
+        return effects + self._maybe_replace_late(interest, acceptor)
 
-    def _maybe_replace_late(self, interest: Interest, stream: Stream) -> list[Effect]:
+    def _maybe_replace_late(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
         """Count that bodies were missing after the votes; replace the source if too often."""
+        lane = acceptor.stream.lane
         # Spans come in large pieces, from every source.
-        acceptor = interest.acceptors[stream]
-        if stream.lane is not Lane.DATA or interest.chained(stream.lane):
-            return []
-        if interest.far_behind(acceptor):
+        if lane is not Lane.DATA or interest.chained(lane) or interest.far_behind(acceptor):
             return []
         interest.source_late += 1
         if interest.source_late < LATE_LOOKS << interest.sources_replaced:

@@ -168,12 +168,8 @@ class Interest:
         """Note that all brokers are asked for everything from the cursors on."""
         self.reports.ask()
         self.requested = {s: a.next for s, a in self.acceptors.items()}
-        if self.excerpt is not None:
-            first = self.requested.get(total_order(self.channel), 1)
-            self.excerpt.restart_at(first, self.excerpt.until)
-        else:
-            order = total_order(self.channel)
-            self.spans.replayed_from(self.requested.get(order, 1), self.reports.reached(order))
+        order = total_order(self.channel)
+        self.spans.restart_at(self.requested.get(order, 1), self._end_of(order))
 
     def chained(self, lane: Lane) -> bool:
         """Whether this lane comes by a chain."""
@@ -414,9 +410,11 @@ class Interest:
 
     def next_span(self, acceptor: Acceptor) -> tuple[int, int] | None:
         """The next span to ask for, in a total order of which brokers hold more."""
-        if self.excerpt is not None:
-            return self.excerpt.next_span(acceptor.next, self.excerpt.until)
-        return self.spans.next_span(acceptor.next, self.reports.reached(acceptor.stream))
+        return self.spans.next_span(acceptor.next, self._end_of(acceptor.stream))
+
+    def _end_of(self, order: Stream) -> int:
+        """The first position of a total order that is not wanted, or that brokers do not have."""
+        return self.reports.reached(order) if self.excerpt is None else self.excerpt.until
 
     def far_behind(self, acceptor: Acceptor) -> bool:
         """Whether contents come in spans, which take longer than single publications."""
