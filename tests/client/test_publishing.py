@@ -11,7 +11,12 @@ from tests.runtime.world import run, until
 from quorumcast.client.events import BufferFull
 from quorumcast.client.options import PublisherOptions
 from quorumcast.client.packing import Packer
-from quorumcast.client.publishing import MAX_EVENT_BYTES, MAX_IN_FLIGHT, Publisher
+from quorumcast.client.publishing import (
+    MAX_EVENT_BYTES,
+    MAX_IN_FLIGHT,
+    SMALL_IN_FLIGHT,
+    Publisher,
+)
 from quorumcast.core.envelope import ENVELOPE_BYTES
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
@@ -106,15 +111,31 @@ def test_post_max_batch_splits_and_without_batching_each_is_its_own_in_one_submi
 
 def test_post_busy_cell_what_waits_grows_into_larger_publications() -> None:
     async def act(publisher: Publisher, toy: Toy) -> None:
-        for _ in range(MAX_IN_FLIGHT + 5):
+        for _ in range(SMALL_IN_FLIGHT + 5):
             publisher.post(b"x")
             await turn()
-        assert [len(rows) for rows in toy.rows()] == [1] * MAX_IN_FLIGHT
+        assert [len(rows) for rows in toy.rows()] == [1] * SMALL_IN_FLIGHT
         publisher.acknowledged(1)
         await turn()
         assert len(toy.rows()[-1]) == 5
 
     with_publisher(act)
+
+
+def test_post_busy_cell_full_publications_do_not_wait_for_acknowledgements() -> None:
+    async def act(publisher: Publisher, toy: Toy) -> None:
+        for _ in range(10 * MAX_IN_FLIGHT + 5):
+            publisher.post(b"x")
+        await turn()
+        assert [len(rows) for rows in toy.rows()] == [10] * MAX_IN_FLIGHT
+        publisher.acknowledged(MAX_IN_FLIGHT - SMALL_IN_FLIGHT)
+        await turn()
+        assert [len(rows) for rows in toy.rows()] == [10] * MAX_IN_FLIGHT
+        publisher.acknowledged(MAX_IN_FLIGHT - SMALL_IN_FLIGHT + 1)
+        await turn()
+        assert len(toy.rows()[-1]) == 5
+
+    with_publisher(act, max_batch=10)
 
 
 def test_post_linger_waits_for_more_events_when_idle() -> None:

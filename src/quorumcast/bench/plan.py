@@ -42,7 +42,7 @@ FAULT_TARGETS = {"drop-kind": ("Vote",), "censor-node": ("subscriber-1",)}
 #: Default window: publications that a publisher has posted and not all subscribers accepted.
 WINDOW = 512
 #: The same in events, where the client packs events into publications by itself.
-NATURAL_WINDOW = 32_768
+NATURAL_WINDOW = 16_384
 #: Default of `stall_timeout` where the policy promises delivery (the machine may be busy), and
 #: where it does not.
 PROMISED_S, UNPROMISED_S = 60.0, 4.0

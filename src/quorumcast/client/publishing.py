@@ -3,9 +3,9 @@
 `post` appends to a list and schedules `_drain` for the end of this turn of the event loop. `_drain`
 packs all waiting events into publications of up to `max_batch` events and submits them. An idle
 publisher therefore sends an event at once. If the program posts faster than the cell acknowledges,
-at most MAX_IN_FLIGHT publications are in flight and the next ones grow. With `linger_ms` an idle
-publisher waits that long for more events. With `batching=False` every event is its own publication;
-those that wait together are sent as one run.
+publications grow: while SMALL_IN_FLIGHT are in flight only full ones follow, and never more than
+MAX_IN_FLIGHT. With `linger_ms` an idle publisher waits that long for more events. With
+`batching=False` every event is its own publication; those that wait together are sent as one run.
 
 Bounds: at most `buffer` events and about `buffer_bytes` bytes wait here; beyond that `post` raises
 `BufferFull`. The machine accepts only what its window allows: while brokers do not acknowledge,
@@ -40,7 +40,10 @@ Publishable: TypeAlias = bytes | bytearray | memoryview | Mapping[str, object] |
 BATCH_BYTES = 1024 * 1024
 #: The longest event; the rest of a publication is for Arrow's metadata.
 MAX_EVENT_BYTES = MAX_BODY_BYTES - 1024
-#: Batches in flight before further events wait and form larger batches.
+#: Batches in flight from which on only full ones follow: a publication costs brokers about the same
+#: however many events it holds, so a few large ones arrive sooner than many small ones.
+SMALL_IN_FLIGHT = 4
+#: Batches in flight at most: far away brokers need more than a few to be kept busy.
 MAX_IN_FLIGHT = 32
 
 
@@ -280,12 +283,14 @@ class Publisher:
             if taken >= len(waiting):
                 break
             events = waiting[taken : taken + self._max_batch]
-            if self._opaque:
+            size = sum(map(len, events)) if self._opaque else 0  # type: ignore[arg-type]
+            full = len(events) == self._max_batch or size >= BATCH_BYTES
+            if not full and len(self._in_flight) + len(self._packed) >= SMALL_IN_FLIGHT:
+                break
+            if size > BATCH_BYTES and len(events) > 1:
+                events = events[: _within(events, BATCH_BYTES)]
                 size = sum(map(len, events))  # type: ignore[arg-type]
-                if size > BATCH_BYTES and len(events) > 1:
-                    events = events[: _within(events, BATCH_BYTES)]
-                    size = sum(map(len, events))  # type: ignore[arg-type]
-                self._bytes -= size
+            self._bytes -= size
             taken += len(events)
             self._pack(events)
         del waiting[:taken]
