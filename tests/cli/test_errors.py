@@ -67,6 +67,12 @@ def test_init_f_too_large_for_n(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["--channel", "orders:gossip+durable"], "there is no policy 'gossip'"),
         (["--channel", "a:ab:1:x:y:z"], "says too much about a channel"),
         (["--channel", "a:brb::nobody"], "gives rights to 'nobody'"),
+        (["--retain", "everything"], "'ab+history' is kept in the memory of brokers, which cannot"),
+        (["--retain", "soon"], "--retain takes an age such as 7d"),
+        (
+            ["--retain", "500"],
+            "--retain 500 means 500 publications, and brokers need at least 1024",
+        ),
         (["--digest", "md5"], "unknown digest 'md5'"),
         (["--clients", "operator"], "no node can be called 'operator'"),
         (["--clients", "alice,alice"], "appears twice"),
@@ -80,6 +86,17 @@ def test_init_wrong_option(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], expected: str
 ) -> None:
     assert expected in sentence(capsys, "init", tmp_path / "x", *arguments)
+
+
+def test_init_retain_holds_for_all_its_channels(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    channels = ["--channel", "a:total+durable", "--channel", "b:brb"]
+    place = ["init", tmp_path / "x", "--digest", "sha256", *channels]
+    made = answer(capsys, *place, "--retain", "7d", "--retain", "1GB")
+    assert made["retention"] == {"a": "7 days, 1 GB", "b": "7 days, 3,906,250 publications, 1 GB"}
+    listed = answer(capsys, "channel", "list", "-m", tmp_path / "x")["channels"]
+    assert {channel["name"]: channel["retention"] for channel in listed} == made["retention"]
 
 
 def test_init_existing_cell_needs_force(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -310,7 +327,7 @@ def busy_cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["change", "orders", "--column", "price:int8"], "carries bytes, and what is retained is"),
         (["change", "orders", "--publishers", "zoe"], "gives rights to 'zoe'"),
         (["change", "orders", "--limit", "segment=64"], "limit 'segment' of channel 'orders'"),
-        (["change", "trades", "--retain", "9"], "is 9, too few for a 'window' of publications"),
+        (["change", "trades", "--retain", "9"], "write --retain 1024 or more, or a unit behind"),
         (["change", "trades", "--retain", "everything"], "kept in the memory of brokers"),
         (["change", "orders", "--retain", "7 moons"], "an age such as 7d (s, m, h, d and w"),
         (["create", "more:brb", "--retain", "7d", "--retain", "8d"], "says again what another"),

@@ -71,6 +71,24 @@ def test_retention_in_memory_always_has_a_size_and_a_count(
     assert kept(given, policy=IN_MEMORY) == (age, size, count)
 
 
+@pytest.mark.parametrize("policy", [DURABLE, IN_MEMORY])
+def test_retention_of_too_few_publications_says_what_to_write(policy: Policy) -> None:
+    with pytest.raises(UsageError) as error:
+        with_retention(policy, ["500"])
+    assert str(error.value) == (
+        "--retain 500 means 500 publications, and brokers need at least 1024 of this channel to "
+        "work; write --retain 1024 or more, or a unit behind the number for an age or a size, such "
+        "as 500m, 500d or 500MB"
+    )
+    with_limits(policy, "1024").check()
+
+
+def test_retention_by_size_in_memory_counts_what_brokers_need() -> None:
+    wide = msgspec.structs.replace(IN_MEMORY, limits=Limits(window=8192))
+    with_limits(wide, "10KB").check()
+    assert kept("10KB", policy=wide) == (FOREVER_MS, 10_000, 8192)
+
+
 def test_retention_of_everything_in_memory_is_refused() -> None:
     with pytest.raises(UsageError, match=r"kept in the memory of brokers.*such as --retain 1GB"):
         with_retention(IN_MEMORY, ["everything"])
@@ -126,9 +144,11 @@ def test_retention_by_an_age_too_short_is_refused() -> None:
     ],
 )
 def test_retention_is_shown_so_that_it_can_be_given_back(given: str, text: str) -> None:
-    limits = with_retention(DURABLE, [given])
+    one_at_a_time = Limits(window=1, segment=1)  # so that one publication is enough to work
+    policy = msgspec.structs.replace(DURABLE, limits=one_at_a_time)
+    limits = with_retention(policy, [given])
     assert retention_of(limits) == text
-    assert with_retention(DURABLE, [text]) == limits
+    assert with_retention(policy, [text]) == limits
 
 
 def test_retention_by_default_names_both_limits() -> None:

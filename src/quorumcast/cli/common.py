@@ -62,7 +62,8 @@ def console(*, stderr: bool = False, width: int = PLAIN_WIDTH) -> Console:
     from rich.console import Console
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, width=None if terminal else width)
+    # A channel may have the name of an emoji.
+    return Console(stderr=stderr, highlight=False, emoji=False, width=None if terminal else width)
 
 
 def table(

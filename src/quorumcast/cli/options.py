@@ -29,8 +29,17 @@ if TYPE_CHECKING:
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-WaitOption = Annotated[
+WaitForRunningOption = Annotated[
     bool, typer.Option("--wait/--no-wait", help="Wait until running brokers have taken it.")
+]
+RetainOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--retain",
+        metavar="AGE|SIZE|COUNT|everything",
+        help="How much to keep, such as 7d, 1GB or 100000 (publications); may be repeated: the "
+        "first limit that is reached applies.",
+    ),
 ]
 MasterOption = Annotated[
     str | None,
@@ -185,15 +194,28 @@ class ScenarioOptions(msgspec.Struct, kw_only=True):
 
 
 class Commands(typer.Typer):
-    """A group of commands, each with an example below its help."""
+    """A group of commands, each with an example below its help.
+
+    Help is printed as it is written: as markup, [us] would be a style and :ab: an emoji.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(rich_markup_mode=None, short_help=settings.get("help"), **settings)
 
     def command(  # type: ignore[override]
         self, name: str | None = None, *, example: str, **settings: Any
     ) -> Callable[[CommandT], CommandT]:
         """Add a function as a command; `example` is a call of it without the program's name."""
-        register = super().command(name, epilog=f"Example:  quorumcast {example}", **settings)
 
         def add(function: CommandT) -> CommandT:
+            # The list of commands shows the first paragraph; the parser would cut it.
+            summary, *_ = inspect.cleandoc(settings.get("help") or function.__doc__ or "").split(
+                "\n\n"
+            )
+            epilog = f"Example:  quorumcast {example}"
+            register = super(Commands, self).command(
+                name, short_help=summary, epilog=epilog, **settings
+            )
             register(_expanded(function))
             return function
 

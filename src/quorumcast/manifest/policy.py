@@ -236,6 +236,21 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return max(self.alpha, self.alpha_max)
 
     @property
+    def least_retained(self) -> int:
+        """The smallest number of publications that brokers can retain and still work."""
+        return max(least for least, _ in self._retained_for())
+
+    def _retained_for(self) -> tuple[tuple[int, str], ...]:
+        """How many publications brokers must retain, and for what."""
+        return (
+            # Brokers retransmit, compare and fetch what is under way, so they must still hold it.
+            (self.limits.window, "'window' of publications under way"),
+            (2 * self.alpha_ceiling, "history of 2α publications"),
+            # A statement covers its segment from the first number on.
+            (self.limits.segment, "'segment' that brokers sign"),
+        )
+
+    @property
     def basis(self) -> Basis:
         """What a broker's signature on a publication means: whether correct brokers can differ.
 
@@ -320,11 +335,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         needs = (
             # A run can be as long as the window, and a vote counts only if all of it is in range.
             ("vote_window", limits.window, "'window' of publications under way"),
-            # Brokers retransmit, compare and fetch what is under way, so they must still hold it.
-            ("retained_publications", limits.window, "'window' of publications under way"),
-            ("retained_publications", 2 * self.alpha_ceiling, "history of 2α publications"),
-            # A statement covers its segment from the first number on.
-            ("retained_publications", limits.segment, "'segment' that brokers sign"),
+            *(("retained_publications", least, what) for least, what in self._retained_for()),
         )
         for name, least, what in needs:
             if getattr(limits, name) < least:

@@ -70,6 +70,13 @@ def with_retention(policy: Policy, given: Sequence[str]) -> Limits:
                     f"one count, or {ALL!r} alone"
                 )
             found[name] = value
+    count, least = found.get("retained_publications", EVERYTHING), policy.least_retained
+    if count < least:
+        raise UsageError(
+            f"--retain {count} means {count} publications, and brokers need at least {least} of "
+            f"this channel to work; write --retain {least} or more, or a unit behind the number "
+            f"for an age or a size, such as {count}m, {count}d or {count}MB"
+        )
     if policy.durable:
         return replace(policy.limits, **{**_NO_LIMIT, **found})
     if found == _NO_LIMIT:
@@ -78,7 +85,8 @@ def with_retention(policy: Policy, given: Sequence[str]) -> Limits:
             "hold everything; say how much, such as --retain 1GB, or make a 'total+durable' channel"
         )
     size = found.get("retained_bytes", policy.limits.retained_bytes)
-    count = found.get("retained_publications", max(4096, size // BYTES_PER_PUBLICATION))
+    small = max(4096, least, size // BYTES_PER_PUBLICATION)
+    count = found.get("retained_publications", small)
     age = found.get("retained_ms", FOREVER_MS)
     return replace(policy.limits, retained_bytes=size, retained_publications=count, retained_ms=age)
 

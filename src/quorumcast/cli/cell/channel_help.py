@@ -71,8 +71,7 @@ CREATE = "\n\n".join(
         ),
         "With --column the channel has a schema: events are rows of these columns. Without one "
         "they are bytes. Columns can be added later.",
-        # Square brackets would be markup.
-        _list("TYPE of a column:", [line.replace("[", r"\[") for line in TYPES]),
+        _list("TYPE of a column:", list(TYPES)),
         _list(
             "NAME of a --limit, its default (durable channels retain everything), meaning:",
             [f"{name:21} {_default(name):>13}  {meaning}" for name, meaning in LIMITS.items()],

@@ -28,8 +28,9 @@ from quorumcast.cli.options import (
     Commands,
     JsonOption,
     OperatorOptions,
+    RetainOption,
     StatusOptions,
-    WaitOption,
+    WaitForRunningOption,
 )
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.patterns import matching
@@ -53,15 +54,6 @@ ColumnOption = Annotated[
 LimitOption = Annotated[
     list[str] | None,
     typer.Option("--limit", metavar="NAME=NUMBER", help="A limit; may be repeated."),
-]
-RetainOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--retain",
-        metavar="AGE|SIZE|COUNT|everything",
-        help="How much to keep, such as 7d, 1GB or 100000 (publications); may be repeated: the "
-        "first limit that is reached applies.",
-    ),
 ]
 OverflowOption = Annotated[
     str | None,
@@ -207,7 +199,7 @@ def create(
     limit: LimitOption = None,
     overflow: OverflowOption = None,
     subscriptions: SubscriptionsOption = False,
-    wait: WaitOption = True,
+    wait: WaitForRunningOption = True,
     json_: JsonOption = False,
 ) -> None:
     """Create a channel; running brokers adopt it without a restart."""
@@ -256,7 +248,7 @@ def change(
     subscriptions: SubscriptionsOption = False,
     policy: Annotated[str | None, typer.Option(hidden=True)] = None,
     remove_column: Annotated[str | None, typer.Option(hidden=True)] = None,
-    wait: WaitOption = True,
+    wait: WaitForRunningOption = True,
     json_: JsonOption = False,
 ) -> None:
     """Change rights, groups, retention or local limits, or add columns.
@@ -320,7 +312,7 @@ def delete(
     yes: Annotated[
         bool, typer.Option("--yes", help="Yes, with everything that brokers hold of it.")
     ] = False,
-    wait: WaitOption = True,
+    wait: WaitForRunningOption = True,
     json_: JsonOption = False,
 ) -> None:
     """Delete a channel and its retained publications; prints who publishes and subscribes there.
@@ -393,9 +385,7 @@ def with_limits(policy: Policy, given: list[str] | None, retain: list[str] | Non
 
     from quorumcast.manifest.retention import with_retention
 
-    limits = with_retention(policy, retain or ())
-
-    known = [field.name for field in msgspec.structs.fields(limits)]
+    known = policy.limits.__struct_fields__
     wanted: dict[str, int] = {}
     for text in given or ():
         name, separator, number = text.partition("=")
@@ -408,6 +398,9 @@ def with_limits(policy: Policy, given: list[str] | None, retain: list[str] | Non
                 f"--limit takes NAME=NUMBER with a whole number, such as queue=100, not {text!r}"
             )
         wanted[name] = int(number)
+    limits = msgspec.structs.replace(policy.limits, **wanted)
+    # Limits that are given by name also bound how little can be retained.
+    limits = with_retention(msgspec.structs.replace(policy, limits=limits), retain or ())
     return msgspec.structs.replace(limits, **wanted)
 
 

@@ -23,7 +23,7 @@ from quorumcast.cli.options import (
     JsonOption,
     OperatorOption,
     OperatorOptions,
-    WaitOption,
+    WaitForRunningOption,
 )
 from quorumcast.core.errors import UsageError
 
@@ -75,7 +75,7 @@ def add_client(
 def remove_client(
     name: Annotated[str, typer.Argument(help="The client whose identity is revoked.")],
     where: OperatorOptions,
-    wait: WaitOption = True,
+    wait: WaitForRunningOption = True,
     json_: JsonOption = False,
 ) -> None:
     """Revoke a client's identity: brokers that take the epoch end its sessions and refuse it.

@@ -8,6 +8,7 @@ DIR/.gitignore          keeps all of it out of a repository
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +16,11 @@ import msgspec
 import typer
 
 from quorumcast.cli.common import IDENTITY, MANIFEST, OPERATOR, console, print_json
-from quorumcast.cli.options import JsonOption
+from quorumcast.cli.options import JsonOption, RetainOption
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from quorumcast.core.ids import NodeId
     from quorumcast.crypto.identity import Identity
@@ -31,6 +32,7 @@ EXAMPLE = (
 )
 #: A channel on the command line.
 CHANNEL = "NAME[:POLICY[:ALPHA[:PUBLISHERS[:SUBSCRIBERS]]]]"
+DEFAULT_CHANNEL = "events:ab+history:100"
 #: In place of names: nobody has the right. No node can have this name.
 NOBODY = "-"
 
@@ -51,6 +53,7 @@ def init(
             "'total+durable' keeps publications on disk.",
         ),
     ] = None,
+    retain: RetainOption = None,
     host: Annotated[str, typer.Option(help="Where brokers listen.")] = "127.0.0.1",
     base_port: Annotated[int, typer.Option(help="Port of the first broker.")] = 7100,
     digest: Annotated[
@@ -60,7 +63,10 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a cell that is there.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Create a cell: identities, the operator's key and a signed manifest."""
+    """Create a cell: identities, the operator's key and a signed manifest.
+
+    --retain holds for all its channels; 'channel change' gives one of them another.
+    """
     from quorumcast.core.ids import NodeId
     from quorumcast.core.quorum import Protection, largest_f
     from quorumcast.crypto.identity import Identity
@@ -74,7 +80,7 @@ def init(
         [(f"broker-{i + 1}", host, base_port + i) for i in range(brokers)],
         largest_f(Protection.BYZANTINE, brokers) if f is None else f,
         names,
-        [parse_channel(spec) for spec in channel or ["events:ab+history:100"]],
+        [_retaining(parse_channel(spec), retain or ()) for spec in channel or [DEFAULT_CHANNEL]],
         digest=choose_digest(digest),
         operator=operator,
     )
@@ -118,6 +124,15 @@ def parse_channel(spec: str) -> ChannelEntry:
         parse_rights(publishers),
         parse_rights(subscribers),
     )
+
+
+def _retaining(entry: ChannelEntry, retain: Sequence[str]) -> ChannelEntry:
+    """The channel with the retention of the command line."""
+    from msgspec.structs import replace
+
+    from quorumcast.manifest.retention import with_retention
+
+    return replace(entry, policy=replace(entry.policy, limits=with_retention(entry.policy, retain)))
 
 
 def parse_rights(names: str) -> tuple[str, ...]:
@@ -187,12 +202,15 @@ class CellSummary(msgspec.Struct, frozen=True):
     #: The address of each broker.
     brokers: dict[str, str]
     clients: list[str]
-    #: The policy of each channel.
+    #: The policy and the retention of each channel.
     channels: dict[str, str]
+    retention: dict[str, str]
 
     @classmethod
     def of(cls, manifest: Manifest, directory: Path) -> CellSummary:
         """The summary of the manifest in a directory."""
+        from quorumcast.manifest.retention import retention_of
+
         return cls(
             cell=manifest.cell,
             epoch=manifest.epoch,
@@ -203,18 +221,25 @@ class CellSummary(msgspec.Struct, frozen=True):
             brokers={broker.id: broker.address for broker in manifest.brokers},
             clients=[client.id for client in manifest.clients],
             channels={channel.name: channel.policy.title for channel in manifest.channels},
+            retention={c.name: retention_of(c.policy.limits) for c in manifest.channels},
         )
 
 
 def _print(manifest: Manifest, directory: Path) -> None:
-    out = console()
+    from quorumcast.manifest.retention import retention_of
+
     liars = any(not c.policy.crash_only for c in manifest.channels)
-    out.print(
-        f"[bold]{manifest.cell}[/]: {len(manifest.brokers)} brokers, of which {manifest.f} may "
+    lines = [
+        f"{manifest.cell}: {len(manifest.brokers)} brokers, of which {manifest.f} may "
         f"{'lie' if liars or not manifest.channels else 'crash'}; digests {manifest.digest}"
-    )
+    ]
     for channel in manifest.channels:
         alpha = f", α={channel.policy.alpha}" if channel.policy.has_history else ""
-        out.print(f"  channel {channel.name}: {channel.policy.title}{alpha}")
-    out.print(f"  clients {', '.join(client.id for client in manifest.clients) or 'none'}")
-    out.print(f"Next:  quorumcast up {directory}")
+        kept = retention_of(channel.policy.limits)
+        lines.append(f"  channel {channel.name}: {channel.policy.title}{alpha}, keeps {kept}")
+    lines += [
+        f"  clients {', '.join(client.id for client in manifest.clients) or 'none'}",
+        f"Next:  quorumcast up {shlex.quote(str(directory))}",
+    ]
+    for line in lines:
+        console().print(line, markup=False, soft_wrap=True)

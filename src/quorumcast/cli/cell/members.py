@@ -121,7 +121,7 @@ def _table(cell: Manifest, members: list[dict[str, Any]], *, live: bool) -> Tabl
 NameArgument = Annotated[str, typer.Argument(help="The broker.")]
 HostOption = Annotated[str, typer.Option("--host", help="Where the new broker listens.")]
 PortOption = Annotated[int, typer.Option("--port", help="… and on which port.")]
-WaitOption = Annotated[
+WaitForQuorumOption = Annotated[
     bool, typer.Option("--wait", help="Until n-f brokers have taken the epoch; else exit code 1.")
 ]
 OfflineOption = Annotated[
@@ -298,7 +298,7 @@ def add(
     host: HostOption,
     port: PortOption,
     where: StepOptions,
-    wait: WaitOption = False,
+    wait: WaitForQuorumOption = False,
     offline: OfflineOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -312,7 +312,7 @@ def add(
 def remove(
     name: NameArgument,
     where: StepOptions,
-    wait: WaitOption = False,
+    wait: WaitForQuorumOption = False,
     offline: OfflineOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -380,7 +380,7 @@ def change(
 def rotate(
     name: Annotated[str, typer.Argument(help="The node whose keys are replaced.")],
     where: StepOptions,
-    wait: WaitOption = False,
+    wait: WaitForQuorumOption = False,
     offline: OfflineOption = False,
     json_: JsonOption = False,
 ) -> None:

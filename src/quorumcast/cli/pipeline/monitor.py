@@ -27,7 +27,7 @@ from quorumcast.cli.options import (
     JsonOption,
     MasterOption,
     OperatorOptions,
-    WaitOption,
+    WaitForRunningOption,
 )
 from quorumcast.cli.pipeline.sentences import sentences
 from quorumcast.cli.progress import ProgressDisplay
@@ -76,7 +76,7 @@ def init(
         str, typer.Option(help="A policy with total order; on disk where the brokers have one.")
     ] = "",
     limit: LimitOption = None,
-    wait: WaitOption = True,
+    wait: WaitForRunningOption = True,
     json_: JsonOption = False,
 ) -> None:
     """Create the channels metrics, logs and alarms in a cell; existing ones stay as they are.
