@@ -36,6 +36,7 @@ from quorumcast.core.statements import (
     canonical,
 )
 from quorumcast.crypto.digest import root
+from quorumcast.manifest.build import next_epoch
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.messages import Accept, Item, Offer, Propose
 from quorumcast.sim.cell.cells import (
@@ -55,6 +56,7 @@ from quorumcast.sim.cell.judges.promises import (
     CompleteBlame,
     Extracts,
     ReceiptsComplete,
+    SharedEvidence,
     SubscriptionsStand,
     Totality,
     Validity,
@@ -841,6 +843,35 @@ def test_complete_blame_unprovable_lie_needs_suspicion() -> None:
     assert pending(blame, stage)
     stage.does(SUB, Suspect(B2, Suspicion.DISSENT))
     assert not pending(blame, stage)
+
+
+def test_shared_evidence_is_due_to_every_correct_broker_until_its_finder_restarts() -> None:
+    stage = Stage()
+    stage.world.add_brokers()
+    stage.world.add_subscriber(SUB)
+    shared = SharedEvidence(stage.world.nodes)
+    found = Accuse(outvoted(segment(B1, TRUTH), segment(B3, TRUTH)))
+    assert not pending(shared, stage)
+    stage.does(SUB, found)
+    for broker in (B1, B3, B4):
+        assert pending(shared, stage)
+        stage.does(broker, found)
+    assert not pending(shared, stage)
+    stage.facts.accusations.pop()
+    assert pending(shared, stage)
+    for node in (SUB, B1, B3, B4):
+        stage.world.nodes[node].crash()
+        stage.world.nodes[node].restart()
+    assert not pending(shared, stage)
+
+
+def test_shared_evidence_of_another_epoch_against_an_outvoted_broker_is_not_due() -> None:
+    stage = Stage()
+    stage.world.add_brokers()
+    stage.world.add_subscriber(SUB)
+    stage.does(SUB, Accuse(outvoted(segment(B1, TRUTH), segment(B3, TRUTH))))
+    stage.facts.renew(next_epoch(stage.cell.manifest))
+    assert not pending(SharedEvidence(stage.world.nodes), stage)
 
 
 class Hoarder:

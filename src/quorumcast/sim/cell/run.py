@@ -23,7 +23,7 @@ from quorumcast.sim.cell.judges.bounds import bounds_of
 from quorumcast.sim.cell.judges.checkers import safety_checkers
 from quorumcast.sim.cell.judges.documents import SoundCourt, examine_manifests, examine_quorums
 from quorumcast.sim.cell.judges.facts import may_publish
-from quorumcast.sim.cell.judges.promises import promised
+from quorumcast.sim.cell.judges.promises import SharedEvidence, promised
 from quorumcast.sim.cell.judges.subscriptions import examine_subscriptions
 from quorumcast.sim.cell.judges.upkeep import Upkeep
 from quorumcast.sim.cell.plan import CellPlan
@@ -108,6 +108,7 @@ class CellRun(Run[CellPlan, CellWorld]):
     def promises(self) -> list[Promise[Any]]:
         valid = promises_validity(self.plan)
         promises = promised(self.plan.policy, valid=valid, lies=self.world.lies)
+        promises.append(SharedEvidence(self.world.nodes))
         if valid:
             promises.append(Upkeep(self.world.nodes))
         return promises

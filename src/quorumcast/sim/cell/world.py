@@ -122,7 +122,12 @@ class CellWorld(World[CellFacts]):
 
     def add_broker(self, name: NodeId, linked: Collection[NodeId]) -> None:
         """Add a broker that these nodes call."""
-        node = self.add(name, lambda: self.make_broker(name))
+
+        def make() -> Broker:
+            self.facts.evidence.pop(name, None)
+            return self.make_broker(name)
+
+        node = self.add(name, make)
         # The rest of the packet that led to this effect still belongs to the epoch before.
         node.application[Adopt] = lambda effect: node.after(0, lambda: self.on_adopt(name, effect))
         for other in linked:
@@ -143,7 +148,12 @@ class CellWorld(World[CellFacts]):
     def add_subscriber(self, name: NodeId) -> None:
         """Add a subscriber."""
         manifest, keyring = self.cell.manifest, self.cell.keyrings[name]
-        self.add(name, lambda: Subscriber(manifest, keyring), manifest.broker_ids)
+
+        def make() -> Subscriber:
+            self.facts.evidence.pop(name, None)
+            return Subscriber(manifest, keyring)
+
+        self.add(name, make, manifest.broker_ids)
 
     def _check_begun(self, name: NodeId, channel: Channel) -> None:
         """Record the start of a subscription if a broker's answer was the last one needed."""

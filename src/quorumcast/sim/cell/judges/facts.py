@@ -25,11 +25,20 @@ from quorumcast.broadcast.application import (
     Submit,
 )
 from quorumcast.broadcast.messages import Ack
-from quorumcast.core.ids import CELL, Channel, Digest, Millis, NodeId, Stream, total_order
+from quorumcast.core.ids import (
+    CELL,
+    Channel,
+    Digest,
+    Millis,
+    NodeId,
+    Stream,
+    holder,
+    total_order,
+)
 from quorumcast.core.limits import MAX_NUMBER
-from quorumcast.core.machine import Effect, Event, Record
+from quorumcast.core.machine import Accuse, Effect, Event, Record
 from quorumcast.core.quorum import accept_votes
-from quorumcast.core.statements import Basis, Signed, parse_statement
+from quorumcast.core.statements import Basis, Evidence, Signed, parse_statement
 from quorumcast.manifest.manifest import EVERYONE, Manifest
 from quorumcast.sim.cell.adversary import CellAdversary
 from quorumcast.sim.kernel import judging as kernel
@@ -153,6 +162,8 @@ class CellFacts(kernel.Facts):
         self.reached: dict[Stream, int] = {}
         #: The position at which each publication was accepted.
         self.places: dict[tuple[Stream, int], int] = {}
+        #: Evidence that each correct node has reported since it started, by node and accused.
+        self.evidence: dict[NodeId, dict[NodeId, Evidence]] = {}
         # The world sets these three, since they read machines and disks.
         #: The last number of a stream, or position of a channel, that correct brokers have.
         self.ordered: Callable[[Stream], int] = lambda stream: 0
@@ -269,6 +280,9 @@ class CellFacts(kernel.Facts):
                     stream_reader.proving.pop((receipt.stream, receipt.number), None)
             case Acknowledged(stream=stream, upto=upto):
                 self.acknowledged[stream] = max(upto, self.acknowledged.get(stream, 0))
+            case Accuse(evidence=evidence):
+                self.evidence.setdefault(node, {})[holder(evidence.accused)] = evidence
+                super().record(node, effect)
             case _:
                 super().record(node, effect)
 

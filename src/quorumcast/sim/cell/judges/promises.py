@@ -7,16 +7,19 @@ the run ends early when nothing is pending, and a promise still pending at the e
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.ids import NodeId, Stream, holder
+from quorumcast.core.statements import EvidenceKind
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Footprint
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.judges.blame import Lies
+from quorumcast.sim.cell.judges.checkers import flaw_of
 from quorumcast.sim.cell.judges.facts import CellFacts, Reader, may_publish, may_subscribe
 from quorumcast.sim.cell.judges.order import Durability
 from quorumcast.sim.kernel.judging import Promise
+from quorumcast.sim.kernel.node import SimulatedNode
 
 
 def _first_due(facts: CellFacts, reader: Reader, stream: Stream) -> int | None:
@@ -254,6 +257,38 @@ class CompleteBlame:
                 facts.suspected(node) or facts.convicted(node)
             ):
                 return f"{node} did {how!r} and nobody suspects it"
+        return None
+
+
+class SharedEvidence:
+    """Evidence that a correct node holds reaches every correct broker, where operators look.
+
+    A node holds what it has reported since its last start and what the present manifest proves. An
+    outvoted broker is convicted by statements of one epoch alone.
+    """
+
+    name = "Shared evidence"
+
+    def __init__(self, nodes: Mapping[NodeId, SimulatedNode]) -> None:
+        self._nodes = nodes
+
+    def pending(self, facts: CellFacts) -> str | None:
+        told = {(node, holder(accuse.evidence.accused)) for node, accuse in facts.accusations}
+        brokers = [
+            name
+            for name in facts.manifest.broker_ids
+            if facts.adversary.is_correct(name) and self._nodes[name].up
+        ]
+        for node, held in facts.evidence.items():
+            if not self._nodes[node].up:
+                continue
+            for accused, evidence in held.items():
+                across = evidence.kind is not EvidenceKind.OUTVOTED
+                if flaw_of(evidence, facts.manifest, any_epoch=across):
+                    continue
+                for broker in brokers:
+                    if (broker, accused) not in told:
+                        return f"{node} can prove that {accused} lied, and {broker} was not told"
         return None
 
 

@@ -20,11 +20,12 @@ from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import AppendResult
 from quorumcast.broadcast.messages import Echo
 from quorumcast.broadcast.sender import FanOutSender
+from quorumcast.cell.accusations import Accusations
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.subscribing import subscriber
 from quorumcast.cell.subscribing.archive import Archive
 from quorumcast.cell.subscribing.reports import Reports
-from quorumcast.core.machine import Persist, Send
+from quorumcast.core.machine import Accuse, Persist, Send
 from quorumcast.core.quorum import Quorums
 from quorumcast.core.tally import Ballot, Tally
 from quorumcast.crypto import keyring
@@ -133,6 +134,11 @@ def _adopt_and_keep(self: Any, following: Any) -> None:
     self.epoch = following.epoch
     self.directory = following.directory
     self._keys = following._keys
+
+
+def _keep_to_itself(self: Any, evidence: Any, to: Any) -> list[Any]:
+    self._held[evidence.accused] = evidence
+    return [Accuse(evidence)]
 
 
 def _quorum(name: str, wrong: Callable[[Quorums], int]) -> tuple[Patch]:
@@ -313,6 +319,12 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
             Patch(Keyring, "signature_holds", lambda self, signed: True),
         ],
         fifo_plan("brb", Corruption(B2, "forge-statements")), ("Sound blame",),
+    ),
+    Variant(
+        "evidence-kept", "a node reports the evidence that it finds, and hands it to no broker",
+        [Patch(Accusations, "_keep", _keep_to_itself)],
+        fifo_plan("brb", Corruption(B2, "false-checkpoints"), publications=40),
+        ("Shared evidence",),
     ),
     Variant(
         "start-believed", "one broker alone says where a stream begins",
