@@ -109,6 +109,44 @@ def test_interest_what_too_few_hold_of_a_time_is_a_gap() -> None:
     assert (said, made.acceptors[STREAM].next) == ([DeliverGap(STREAM, 3, 6)], 7)
 
 
+@pytest.mark.parametrize("lie", [1, 3, 2**61])
+@pytest.mark.parametrize("oldest", [1, 8, 10])
+def test_interest_liar_neither_hides_nor_invents_what_is_gone_before_the_oldest(
+    lie: int, oldest: int
+) -> None:
+    made = interest(start=0)
+    for broker in (B1, B2, B3):
+        say(made, broker, 10, oldest)
+    assert made.dropped == ([DeliverGap(STREAM, 1, oldest - 1)] if oldest > 1 else [])
+    made = interest(start=0)
+    say(made, B4, max(lie, 10), lie)
+    for broker in (B1, B2, B3):
+        say(made, broker, 10, oldest)
+    assert made.acceptors[STREAM].next == oldest
+    assert made.dropped == ([DeliverGap(STREAM, 1, oldest - 1)] if oldest > 1 else [])
+
+
+def test_interest_stream_that_a_liar_invents_is_not_told_to_be_gone() -> None:
+    made = interest(start=0)
+    over = Position(Stream(ORDERS, CAROL, 3), 100, 100, over=True)
+    made.on_positions(B4, Positions(ORDERS, (over,)))
+    for broker in (B1, B2, B3):
+        made.on_positions(broker, Positions(ORDERS, ()))
+    for _ in range(DOUBTFUL_TICKS):
+        made.wait_no_longer()
+    assert (made.begun, made.dropped) == (True, [])
+
+
+@pytest.mark.parametrize(("start", "since"), [(None, 0), (0, 1234)])
+def test_interest_that_does_not_begin_with_the_oldest_misses_nothing_before(
+    start: int | None, since: int
+) -> None:
+    made = interest(start=start, since=since)
+    for broker in (B1, B2, B3):
+        say(made, broker, 10, 8)
+    assert (made.begun, made.dropped) == (True, [])
+
+
 def doubtful() -> Interest:
     """Three have answered, and one of them claims to have lost everything."""
     made = interest(start=0)

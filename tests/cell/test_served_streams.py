@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from tests.support.cells import ALICE, B1, B2, STREAM, T0, Cell, digests
+from tests.support.cells import ALICE, B1, B2, BOB, STREAM, T0, Cell, digests, limited, messages
 from tests.support.network import Disk
 
 from quorumcast.broadcast.messages import Open, Publish
+from quorumcast.cell.messages import Positions, Subscribe
 from quorumcast.core.ids import EPOCHS, Channel, Stream, total_order
 from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import Connected, Drop, DropReason, Forget, Persisted, Receive, Record
@@ -38,6 +39,26 @@ def test_streams_of_a_deleted_channel_go_and_stay_gone() -> None:
     later = replace(STREAM, incarnation=2)
     broker.handle(Receive(ALICE, Open(later, 1, 1)), T0)
     assert list(broker.streams()) == [later]
+
+
+def test_channel_that_was_created_again_names_no_ended_streams_of_the_old_one() -> None:
+    cell = Cell(limited("ab", retained_publications=2, window=2, segment=2))
+    broker = cell.broker()
+
+    def ended() -> list[Stream]:
+        asked = Receive(BOB, Subscribe(STREAM.channel, (), False))
+        (told,) = messages(broker.handle(asked, T0), Positions)
+        assert isinstance(told, Positions)
+        return [position.stream for position in told.positions if position.over]
+
+    for life in (STREAM, replace(STREAM, incarnation=STREAM.incarnation + 2)):
+        for number in (1, 2):
+            broker.handle(Receive(ALICE, Publish(life, number, digests(b"a")), (b"a",)), T0)
+    assert ended() == [STREAM]
+    keyring = cell.keyring(broker._view.me)
+    broker.adopt(replace(cell.manifest, channels=()), keyring)
+    broker.adopt(cell.manifest, keyring)
+    assert ended() == []
 
 
 #: Its name begins with that of the channel that stays.

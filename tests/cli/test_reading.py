@@ -106,12 +106,21 @@ async def publish_one_by_one(cell: Path, channel: str, count: int) -> None:
             await out.publish(b"%d" % number)
 
 
-def test_replay_and_subscribe_say_what_is_gone_and_how_to_keep_more(cell: Path) -> None:
-    def told(*arguments: object) -> str:
+@pytest.fixture
+def told(cell: Path) -> Callable[..., str]:
+    """What a command says on standard error."""
+
+    def tell(*arguments: object) -> str:
         asked = [*QUORUMCAST, *map(str, arguments), "-m", str(cell)]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
         return done.stderr
 
+    return tell
+
+
+def test_replay_and_subscribe_say_what_is_gone_and_how_to_keep_more(
+    cell: Path, told: Callable[..., str]
+) -> None:
     small = [text for name in ("window", "segment") for text in ("--limit", f"{name}=8")]
     told("channel", "create", "short:total", *small, "--retain", "40")
     run(publish_one_by_one(cell, "short", 32))
@@ -129,6 +138,49 @@ def test_replay_and_subscribe_say_what_is_gone_and_how_to_keep_more(cell: Path) 
     assert gone.search(told(*reading, "1"))
     told("channel", "change", "short", "--retain", "1GB")
     assert "channel short keeps 3,906,250 publications, 1 GB;" in told(*reading, "earliest")
+
+
+def test_replay_and_subscribe_say_what_is_gone_of_each_publisher(
+    cell: Path, replay: Replay, told: Callable[..., str]
+) -> None:
+    small = [text for name in ("window", "segment") for text in ("--limit", f"{name}=8")]
+    told("channel", "create", "brief:ab+history:4", *small, "--retain", "8")
+    advice = (
+        "are gone: channel brief keeps 8 publications, 64 MiB per publisher; to keep more from now "
+        "on: quorumcast channel change brief --retain 1GB"
+    )
+    run(publish_one_by_one(cell, "brief", 20))
+    one = re.compile(rf"gap: publications 1 to 12 of brief/alice@[0-9]+ {advice}\n")
+    reading = ["subscribe", "brief", "-i", "bob", "--count", 1, "--from", "earliest"]
+    for command in (["replay", "brief", "-i", "bob"], reading):
+        assert one.search(told(*command))
+    run(publish_one_by_one(cell, "brief", 20))
+    both = re.compile(
+        rf"gap: 32 publications in 2 streams of alice on brief, the last 1 to 12 of "
+        rf"brief/alice@[0-9]+, {advice}; --json names all of them\n"
+    )
+    assert both.search(told(*reading))
+    lines, summary = replay("brief")
+    gaps = [line["gap"] for line in lines if "gap" in line]
+    assert [(gap["publisher"], gap["from"], gap["to"]) for gap in gaps] == [
+        ("alice", 1, 20),
+        ("alice", 1, 12),
+    ]
+    assert (summary["gaps"], summary["publications"]) == (gaps, 8)
+
+
+def test_named_subscription_that_begins_with_the_oldest_says_what_is_gone(
+    cell: Path, told: Callable[..., str]
+) -> None:
+    small = [text for name in ("window", "segment") for text in ("--limit", f"{name}=8")]
+    told("channel", "create", "work:total", *small, "--retain", "8", "--subscriptions")
+    run(publish_one_by_one(cell, "work", 32))
+    reading = ["subscribe", "work", "-i", "bob", "--count", 1, "--name", "x", "--from", "earliest"]
+    gone = re.compile(
+        r"gap: positions 1 to 2[0-5] of work are gone: channel work keeps 8 publi.*\n"
+    )
+    assert gone.search(told(*reading))
+    assert "gap" not in told(*reading)
 
 
 @pytest.mark.parametrize(

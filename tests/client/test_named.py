@@ -413,6 +413,30 @@ async def test_positions_that_are_no_longer_retained_are_announced_as_a_gap() ->
             assert seen(rest) == [(n, 1) for n in range(gap.upto + 1, 63)]
 
 
+@pytest.mark.parametrize("liar", [None, "false-positions"])
+@in_a_loop
+async def test_first_use_from_the_oldest_tells_which_positions_are_gone(liar: str | None) -> None:
+    channels = {"orders": SMALL, "orders/subscriptions": TOTAL}
+    async with MemoryCell(channels=channels) as cell:
+        alice, bob = await cell_of(cell, "alice", "bob")
+        async with bob.subscribe_as("orders", "whole", start="earliest") as whole:
+            assert whole.dropped == []
+        await publish(alice, "orders", 60)
+        if liar is not None:
+            cell.make_lie("broker-1", liar)
+        async with bob.subscribe_as("orders", "mine", start="earliest") as mine:
+            (gap,) = mine.dropped
+            assert (gap.first, gap.upto) == (1, 44)
+            assert str(gap).startswith("positions 1 to 44 of orders are gone: channel orders keeps")
+            assert seen(await take(mine, 2)) == [(45, 1), (46, 1)]
+            await mine.flush()
+        for start in ("latest", 50, "earliest"):
+            async with bob.subscribe_as("orders", f"from-{start}", start=start) as other:
+                assert len(other.dropped) == (start == "earliest")
+        async with bob.subscribe_as("orders", "mine", start="earliest") as mine:
+            assert mine.dropped == []  # it goes on, and has been told
+
+
 @in_a_loop
 async def test_active_subscription_survives_the_retention_of_its_companion() -> None:
     channels = {"orders": TOTAL, "orders/subscriptions": SMALL}

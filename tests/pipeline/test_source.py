@@ -340,7 +340,9 @@ def test_line_that_nobody_uses_gives_way_to_whoever_waits_for_its_seat(
     others.close()
 
 
-def test_source_what_is_not_retained_any_more_fails_or_is_passed_over(cell: LocalCluster) -> None:
+def test_source_what_is_not_retained_any_more_fails_or_is_passed_over(
+    cell: LocalCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     publish(cell, "short", [bytes([number]) for number in range(1, 21)])
     said = {"startingOffsets": '{"short": 5}', "partitions": "1"}
     told = (
@@ -351,7 +353,14 @@ def test_source_what_is_not_retained_any_more_fails_or_is_passed_over(cell: Loca
         everything(cell, "short", **said)
     found = everything(cell, "short", failOnDataLoss="false", **said)
     assert [row["payload"] for row in found] == [bytes([number]) for number in range(13, 21)]
+    caplog.clear()
     assert [row["_position"] for row in everything(cell, "short")] == list(range(13, 21))
+    (logged,) = caplog.messages
+    assert logged == (
+        "positions 1 to 12 of 'short' are gone: channel short keeps 8 publications, 64 MiB; to "
+        "keep more from now on: quorumcast channel change short --retain 1GB; the query starts "
+        "with position 13"
+    )
 
 
 def test_source_of_a_checkpoint_that_is_ahead_of_the_channel_fails_or_begins_anew(

@@ -175,8 +175,9 @@ class Incoming:
     def _check_joined(self, channel: Channel) -> None:
         waiting = [s for s in self._subscriptions.get(channel, ()) if s.awaits(channel)]
         if waiting and self._machine.joined(channel):
+            ends, dropped = self._machine.ends(channel), self._machine.dropped(channel)
             for subscription in waiting:
-                subscription.established(channel, self._machine.ends(channel))
+                subscription.established(channel, ends, dropped)
 
     def _on_deliver(self, effect: Deliver) -> None:
         self._telemetry.publications += 1

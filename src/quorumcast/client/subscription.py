@@ -126,6 +126,9 @@ class Subscription:
         #: Streams that `held` has not read completely, with the last number that each had when the
         #: subscription was established.
         self._ends: dict[Stream, int] = {}
+        #: With "earliest": what brokers had dropped of each stream when the subscription was
+        #: established. It begins after these publications, and iteration yields no gap for them.
+        self.dropped: list[Gap] = []
         for entry in entries:
             self.attach(entry)
         self._check_joined()  # a pattern that matches no channel yet has nothing to wait for
@@ -171,12 +174,12 @@ class Subscription:
     def gap(self, effect: application.DeliverGap) -> None:
         """Queue a gap."""
         full = self._backlog.full
-        self._backlog.announce(self._gone(effect.stream, effect.first, effect.upto))
+        self._backlog.announce(self.gone(effect.stream, effect.first, effect.upto))
         if self._backlog.full and not full:
             self._host.queue_changed()
         self._wake()
 
-    def _gone(self, stream: Stream, first: int, upto: int) -> Gap:
+    def gone(self, stream: Stream, first: int, upto: int) -> Gap:
         """A gap that says what the channel keeps."""
         entry = self._entries.get(stream.channel)
         kept = "" if entry is None else retention_sentence(entry)
@@ -204,12 +207,18 @@ class Subscription:
         """Whether the subscription is not established on this channel yet."""
         return not self._channels.get(channel, True)
 
-    def established(self, channel: Channel, ends: dict[Stream, int]) -> None:
+    def established(
+        self,
+        channel: Channel,
+        ends: dict[Stream, int],
+        dropped: Sequence[application.DeliverGap],
+    ) -> None:
         """Handle that it is established on a channel whose streams have these ends."""
         self._channels[channel] = True
         # With "latest" there is no old data to read, even if another subscription reads it.
         if not self.joined.done() and self.start is not None:
             self._ends.update({stream: end - 1 for stream, end in ends.items()})
+            self.dropped += [self.gone(gap.stream, gap.first, gap.upto) for gap in dropped]
         self._check_joined()
 
     def _check_joined(self) -> None:
@@ -384,18 +393,6 @@ class Subscription:
         """On a channel with total order: the oldest position that brokers hold."""
         return self._host.oldest(self.channel)
 
-    @property
-    def dropped(self) -> list[Gap]:
-        """On channels with total order: the positions from 1 on that brokers no longer hold.
-
-        A subscription that starts with "earliest" begins after them, and gets no gap for them.
-        """
-        return [
-            self._gone(total_order(name), 1, oldest - 1)
-            for name in self._channels
-            if self._entries[name].policy.total and (oldest := self._host.oldest(name)) > 1
-        ]
-
     async def recall(self, positions: Iterable[int]) -> dict[int, Batch | Gap | None]:
         """Fetch single old positions of a channel with total order.
 
@@ -413,7 +410,7 @@ class Subscription:
         for item in await self._host.recall(self.channel, wanted):
             if item.found is None:
                 order = total_order(self.channel)
-                found[item.position] = self._gone(order, item.position, item.oldest - 1)
+                found[item.position] = self.gone(order, item.position, item.oldest - 1)
             else:
                 found[item.position] = self._open(item.found)
         return found

@@ -259,6 +259,11 @@ class SyncSubscription(ClosesOnExit):
             yield item
 
     @property
+    def dropped(self) -> list[Gap]:
+        """With "earliest": what brokers had dropped when the subscription was established."""
+        return list(self._subscription.dropped)
+
+    @property
     def undecodable(self) -> int:
         """Publications skipped because their contents violate the schema."""
         return self._subscription.undecodable
@@ -289,6 +294,11 @@ class SyncNamedSubscription(ClosesOnExit):
         self._thread = thread
         self._subscription = subscription
         self._node = node
+
+    @property
+    def dropped(self) -> list[Gap]:
+        """The positions that brokers had dropped when this use began it with "earliest"."""
+        return list(self._subscription.dropped)
 
     def __iter__(self) -> SyncNamedSubscription:
         return self

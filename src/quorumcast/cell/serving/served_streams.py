@@ -139,6 +139,10 @@ class ServedStreams:
             if data.publisher != CELL:
                 over = self._over_of(data)
                 over.upto = max(over.upto, data.incarnation)
+        for (channel, _), over in self._ended.items():
+            if self._view.channel(channel) is None:
+                # Readers of a new channel of that name have not missed them.
+                over.ends.clear()
         for served in self.all():
             served.entry = self._view.channel(served.stream.channel) or served.entry
         return [(served, served.carrier.recount()) for served in self.all()]

@@ -6,7 +6,8 @@ later begin at 1. A stream counts only once f+1 brokers have named it, so that a
 make a subscriber keep streams that do not exist.
 
 To begin at a time, brokers report the first number of that time beside their oldest; these are
-ranked in the same way. What nobody holds any longer is announced as a gap.
+ranked in the same way. What nobody holds any longer is announced as a gap. To begin with the oldest
+is to want no more than what is held, so the numbers before are no gap; they are told (`dropped`).
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Interest:
         "archives",
         "begun",
         "channel",
+        "dropped",
         "ends",
         "entry",
         "excerpt",
@@ -104,6 +106,8 @@ class Interest:
         #: Streams (data lanes) that were not read to their end when the channel began, and the next
         #: number of each at that time.
         self.ends: dict[Stream, int] = {}
+        #: If it begins with the oldest numbers: those before, of each stream at the beginning.
+        self.dropped: list[DeliverGap] = []
         #: Gaps in streams that ended, until the application is told.
         self._lost: list[Effect] = []
         #: One acceptor per stream and lane, one archive per stream.
@@ -260,7 +264,11 @@ class Interest:
             return end, [self._refuse_start(start, end)]
         # A broker that claims to hold nothing before a far number must not hide what follows.
         oldest = min(self.reports.agreed(stream), end)
-        start = start or min(self.reports.claimed(stream), end)
+        if not start:
+            start = min(self.reports.claimed(stream), end)
+            # Every stream has begun with number 1. What lies before a time is not wanted.
+            if start > 1 and not self._since:
+                self.dropped.append(DeliverGap(stream, 1, start - 1))
         return max(start, oldest), self._gap(stream, start, oldest)
 
     def _gap(self, stream: Stream, first: int, oldest: int) -> list[Effect]:

@@ -185,6 +185,11 @@ class Subscriber:
         interest = self._interests.get(channel)
         return {} if interest is None else dict(interest.ends)
 
+    def dropped(self, channel: Channel) -> list[DeliverGap]:
+        """The numbers before a beginning with the oldest, which brokers had dropped by then."""
+        interest = self._interests.get(channel)
+        return [] if interest is None else sorted(interest.dropped, key=lambda gap: gap.stream)
+
     def end(self, channel: Channel) -> int:
         """The next position in a channel's order, as far as is known."""
         interest = self._interests.get(channel)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quorumcast.cli.clients.input import (
@@ -98,6 +98,27 @@ class Printer:
             sys.stdout.buffer.write(self._text(item, count))
             sys.stdout.buffer.flush()
         return count
+
+    def print_dropped(self, gaps: Sequence[Gap]) -> None:
+        """Print what is gone before the beginning; as text, one line for each publisher.
+
+        Every start of a publisher is a stream of its own, so there may be hundreds of gaps.
+        """
+        lines: dict[tuple[str, str], list[Gap]] = {}
+        for gap in gaps:
+            lines.setdefault((gap.stream.channel, gap.publisher), []).append(gap)
+        for (channel, publisher), found in lines.items():
+            if self._json or len(found) == 1:
+                for gap in found:
+                    self.print(gap)
+                continue
+            last, count = found[-1], sum(gap.upto - gap.first + 1 for gap in found)
+            text = (
+                f"gap: {count:,} publications in {len(found):,} streams of {publisher} on "
+                f"{channel}, the last {last.first} to {last.upto} of {last.stream}, are gone: "
+                f"{last.retention}; --json names all of them"
+            )
+            console(stderr=True).print(text, markup=False, soft_wrap=True)
 
     def _text(self, batch: Batch, count: int) -> bytes:
         """The first events of a publication as lines, or as bytes."""

@@ -143,8 +143,8 @@ class _Reader:
             self._check_last(subscription, channel)
             begin_output(self._printer, node, channel)
             try:
-                for gap in subscription.dropped if start == EARLIEST else ():
-                    self._take(gap)
+                self._gaps += subscription.dropped
+                self._printer.print_dropped(subscription.dropped)
                 await self._read_all(subscription)
             finally:
                 self._printer.close()

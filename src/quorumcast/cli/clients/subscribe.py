@@ -183,8 +183,7 @@ class _Listener:
                 f"subscribed to {channel}{which}", markup=False, soft_wrap=True
             )
             try:
-                for gap in subscription.dropped if options.start == EARLIEST else ():
-                    self._printer.print(gap)
+                self._printer.print_dropped(subscription.dropped)
                 last = await self._print_all(subscription)
             finally:
                 self._printer.close()
@@ -203,6 +202,7 @@ class _Listener:
             try:
                 begin_output(self._printer, node, channel)
                 console(stderr=True).print(f"subscribed to {channel} as {name}", markup=False)
+                self._printer.print_dropped(named.dropped)
                 await self._print_named(named)
             finally:
                 self._printer.close()

@@ -30,7 +30,7 @@ from quorumcast.client.named.companion import Connection, find_state
 from quorumcast.client.named.consumer import Consumer, PendingDelivery
 from quorumcast.client.options import AUTO, NamedSubscriptionOptions
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId, holder
+from quorumcast.core.ids import NodeId, holder, total_order
 from quorumcast.core.limits import Overflow
 from quorumcast.manifest.groups import MAX_ATTEMPTS, MAX_TIMEOUT_MS, check_companion
 from quorumcast.manifest.manifest import ChannelEntry
@@ -103,6 +103,9 @@ class NamedSubscription:
         given = (options.ack_timeout_s, options.max_attempts, options.dead_letter)
         self._given = any(value is not None for value in given)
         self._settings = self._check_settings()
+        #: The positions that brokers had dropped when this use began the subscription with
+        #: "earliest". It begins after them, and iteration yields no gap for them.
+        self.dropped: list[Gap] = []
         self._consumer: Consumer | None = None
         self._last: Delivery | None = None
 
@@ -191,8 +194,12 @@ class NamedSubscription:
                     f"position {self._beginning} of {live.channel!r} does not exist yet; the next "
                     f"is {live.end}"
                 )
+            elif self._beginning:
+                start = self._beginning
             else:
-                start = self._beginning or live.oldest
+                start = live.oldest
+                if start > 1:
+                    self.dropped = [live.gone(total_order(live.channel), 1, start - 1)]
             self._check_charter(follower)
             upto = follower.read_upto
             consumer.write(Create(upto, start, self._settings, self._charter()))

@@ -16,6 +16,7 @@ from quorumcast.client.events import Batch
 from quorumcast.client.rights import matching_channels
 from quorumcast.core.envelope import time_of
 from quorumcast.core.errors import UsageError
+from quorumcast.manifest.retention import retention_sentence
 from quorumcast.pipeline.streams.connections import POOL
 from quorumcast.pipeline.streams.options import Offsets, SourceOptions
 from quorumcast.pipeline.streams.rows import check_columns
@@ -120,8 +121,9 @@ class OffsetPlanner:
             return self._pooled.thread.run(self._since(names, offsets.since_us))
         found = self._pooled.thread.run(self._bounds(names))
         if not offsets.positions:
-            place = 0 if offsets.word == EARLIEST else 1
-            return {name: found[name][place] for name in names}
+            if offsets.word == EARLIEST:
+                return self._oldest(found)
+            return {name: end for name, (_, end) in found.items()}
         return self._checked("startingOffsets", offsets, found)
 
     def ending(self) -> Positions:
@@ -147,7 +149,21 @@ class OffsetPlanner:
         """Add the channels that match the pattern and are not in the offsets yet."""
         new = [name for name in self.channels() if name not in start]
         found = self._pooled.thread.run(self._bounds(new)) if new else {}
-        return dict(sorted({**start, **{name: found[name][0] for name in new}}.items()))
+        return dict(sorted({**start, **self._oldest(found)}.items()))
+
+    def _oldest(self, found: dict[str, tuple[int, int]]) -> Positions:
+        """Return the oldest position of each channel; log what is gone before it."""
+        for name, (oldest, _) in found.items():
+            entry = self._pooled.node.manifest.channel(name)
+            if oldest > 1 and entry is not None:
+                _log.warning(
+                    "positions 1 to %d of %r are gone: %s; the query starts with position %d",
+                    oldest - 1,
+                    name,
+                    retention_sentence(entry),
+                    oldest,
+                )
+        return {name: oldest for name, (oldest, _) in found.items()}
 
     async def _bounds(self, names: list[str]) -> dict[str, tuple[int, int]]:
         """Return the oldest retained position and the end, by channel."""
