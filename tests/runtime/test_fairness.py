@@ -20,10 +20,11 @@ ALICE, BOB, BROKER = NodeId("alice"), NodeId("bob"), NodeId("broker-1")
 
 
 class World:
-    """A processor whose time passes only when links work."""
+    """A processor whose time passes only when links work, or wait for it."""
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
+        self.waited_s = 0.0
         #: Who has worked, in order.
         self.order: list[NodeId] = []
         self.disconnected: list[tuple[NodeId, str]] = []
@@ -31,8 +32,8 @@ class World:
             self._disconnect,
             is_broker=lambda node: node == BROKER,
             cpu_clock=lambda: self.cpu_s,
-            clock=lambda: self.cpu_s,
-            waited=lambda: 0.0,
+            clock=lambda: self.cpu_s + self.waited_s,
+            waited=lambda: self.waited_s,
         )
         self.links: list[FakeLink] = []
 
@@ -58,7 +59,6 @@ class FakeLink:
 
     outbox_bytes = 0
     answer_bytes = 0
-    asks = False
 
     def __init__(
         self, world: World, peer: NodeId, pieces: int, piece: Piece, cost_s: float
@@ -190,7 +190,7 @@ def test_flood_has_no_more_than_a_part_of_what_is_spent_on_others(
     run(main())
 
 
-def test_publications_are_measured_by_the_cheap_clock_and_requests_by_processor_time() -> None:
+def test_pieces_are_measured_by_the_cheap_clock_and_turns_by_processor_time() -> None:
     async def main() -> None:
         read: list[str] = []
         world = World()
@@ -206,17 +206,40 @@ def test_publications_are_measured_by_the_cheap_clock_and_requests_by_processor_
             clock=lambda: noted("day"),
             waited=lambda: 0.0,
         )
-        publisher, reader = world.link(BOB, 1), world.link(ALICE, 1, Piece.REQUEST)
+        publisher = world.link(BOB, 9, cost_s=QUANTUM_S / 40)
         read.clear()
-        for link in (publisher, reader):
+        publisher.arrive()
+        assert (read.count("day"), read.count("processor")) == (10, 2)
+
+    run(main())
+
+
+class WaitingLink(FakeLink):
+    """One piece of work in twenty is dropped, and the thread loses its processor during each."""
+
+    def work(self) -> Piece:
+        self.piece = Piece.WORK if self.left % 20 else Piece.DROPPED
+        self.world.waited_s += 9 * self.cost_s
+        return super().work()
+
+
+def test_time_without_a_processor_is_charged_to_nobody_so_no_broker_is_paused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fairness, "ALONE_S", 1000.0)
+
+    async def main() -> None:
+        world = World()
+        links = [
+            WaitingLink(world, peer, 800, Piece.WORK, QUANTUM_S / 16) for peer in (BOB, BROKER)
+        ]
+        for link in links:
             link.arrive()
-        assert read.count("day") == 4
-        read.clear()
-        for link in (publisher, reader):
-            link.left = 1
-            link.arrive()
-        assert read.count("day") == 2
-        assert read.count("processor") >= 2
+        await until(lambda: not any(link.left for link in links))
+        load = world.fairness.load()
+        assert load[BROKER].paused == load[BOB].paused == 0
+        assert load[BROKER].cpu_s + load[BOB].cpu_s == pytest.approx(world.cpu_s)
+        assert load[BROKER].requests_s == pytest.approx(load[BROKER].cpu_s / 20, rel=0.01)
 
     run(main())
 

@@ -1,10 +1,11 @@
 """Fair shares of a broker's processor time.
 
 Each identity has an account for all its seats and links. Handling is measured in small pieces
-(`Link.work`): a frame that is opened, a few messages that the machine handles. Requests are
+(`Link.work`): a frame that is opened, a few messages that the machine handles. A turn of a link is
 measured in processor time of this thread. Reading that clock costs as much as handling a small
-message, so links that have only published so far are measured with the wall clock, which is cheaper
-and differs only while the thread waits for a processor. Two rules follow.
+message, so the wall clock, which is cheaper, divides a turn among its pieces. While the thread
+waits for a processor nobody is charged: otherwise brokers on a busy machine would pause one another
+for the few messages that each of them repeats. Two rules follow.
 
 *Deficit round robin.* A readable link is served at once, for one quantum at most. If more is left,
 its socket is not read any further and its account joins the ring. Each turn of the event loop goes
@@ -108,8 +109,6 @@ class Served(Protocol):
     outbox_bytes: int
     #: Of these, answers to requests.
     answer_bytes: int
-    #: Whether it handled requests when it was served last.
-    asks: bool
 
     def work(self) -> Piece:
         """Do the next piece of work."""
@@ -274,22 +273,27 @@ class Fairness:
         if self._last is not account:
             self._last, self._changed_at = account, now
         others_wait = now - self._changed_at < ALONE_S
-        clock = self._cpu if link.asks else self._clock
-        begin = at = clock()
+        start_s = self._cpu()
+        begin = at = self._clock()
         end = begin + account.deficit_s
         requests_s = 0.0
         while (piece := link.work()) is not Piece.NOTHING:
-            before, at = at, clock()
+            before, at = at, self._clock()
             if piece is not Piece.WORK:
                 requests_s += at - before
                 account.dropped += piece is Piece.DROPPED
             if at >= end:
-                break
-        account.spent_s += at - begin
-        account.deficit_s -= at - begin
-        link.asks = requests_s > 0
+                # If the thread had to wait for a processor, time is left.
+                left_s = account.deficit_s - (self._cpu() - start_s)
+                if left_s <= 0:
+                    break
+                end = at + left_s
+        spent_s = self._cpu() - start_s
+        account.spent_s += spent_s
+        account.deficit_s -= spent_s
         if requests_s:
-            self._charge(account, requests_s, others_wait=others_wait)
+            share = requests_s / (at - begin)
+            self._charge(account, spent_s * share, others_wait=others_wait)
         self._put_aside(account, link)
 
     def _put_aside(self, account: Account, link: Served) -> None:

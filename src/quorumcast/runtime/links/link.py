@@ -166,8 +166,6 @@ class Link(asyncio.BufferedProtocol):
         self._unsent = 0
         #: Of `outbox_bytes`, answers to requests of the peer.
         self.answer_bytes = 0
-        #: Whether the link handled requests when it was served last.
-        self.asks = False
         #: The account that pays for this link; None until the peer is authenticated.
         self.account: Account | None = None
         #: Tells requests from publications; None where the link is not measured.
