@@ -1,6 +1,7 @@
 """Files into `publish` and out of `subscribe` and `replay`, with real brokers."""
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -25,9 +26,21 @@ SCHEMA = pa.schema([("name", pa.string()), ("price", pa.float64()), ("blob", pa.
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("cells") / "cell"
     with running(directory, ["photos:total"], "alice,bob") as made:
-        for name in ("bad", "trades", "again"):
+        for name in ("bad", "trades", "again", "many"):
             assert main(["channel", "create", f"{name}:total", *COLUMNS, "-m", str(made)]) == 0
         yield made
+
+
+@pytest.fixture(scope="module")
+def many(cell: Path) -> pa.Table:
+    """More rows than a group of Parquet has, and more bytes than a pipe holds."""
+    prices = pa.array(float(number) for number in range(200_000))
+    empty = pa.nulls(len(prices))
+    table = pa.table([empty.cast(pa.string()), prices, empty.cast(pa.binary())], SCHEMA)
+    parquet.write_table(table, cell / "many.parquet")
+    who = ["-m", str(cell), "-i", "alice"]
+    assert main(["publish", "many", "--file", str(cell / "many.parquet"), *who]) == 0
+    return table
 
 
 def rows(capsys: pytest.CaptureFixture[str], cell: Path, channel: str) -> list[Any]:
@@ -134,6 +147,38 @@ def test_subscribe_ends_a_parquet_file_at_an_interrupt(cell: Path, tmp_path: Pat
         listener.send_signal(signal.SIGINT)
         assert listener.wait(PATIENCE_S) == 130
     assert parquet.read_table(tmp_path / "out").to_pylist() == []
+
+
+@pytest.mark.parametrize(
+    ("command", "format_", "number", "unbuffered"),
+    [
+        (["subscribe", "many", "--from", "earliest"], "parquet", signal.SIGTERM, "1"),
+        (["subscribe", "many", "--from", "earliest"], "arrow", signal.SIGHUP, ""),
+        (["replay", "many"], "parquet", signal.SIGINT, ""),
+        (["replay", "many"], "arrow", signal.SIGTERM, "1"),
+    ],
+)
+def test_table_that_a_signal_ends_is_read_with_all_that_came(
+    cell: Path,
+    tmp_path: Path,
+    many: pa.Table,
+    command: list[str],
+    format_: str,
+    number: int,
+    unbuffered: str,
+) -> None:
+    shell = [*QUORUMCAST, *command, "-m", str(cell), "-i", "bob", "--format", format_]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(shell, stdout=subprocess.PIPE, env=environment) as reader:
+        assert reader.stdout is not None
+        begin = reader.stdout.read(10_000)  # more than the beginning of a table
+        reader.send_signal(number)
+        out = tmp_path / "out"
+        out.write_bytes(begin + reader.stdout.read())
+        assert reader.wait(PATIENCE_S) == 128 + number
+    table = parquet.read_table(out) if format_ == "parquet" else pa.ipc.open_stream(out).read_all()
+    assert 0 < table.num_rows <= many.num_rows
+    assert table.column("price").to_pylist() == many.column("price").to_pylist()[: table.num_rows]
 
 
 def test_binary_payloads_are_written_as_they_are(cell: Path, tmp_path: Path) -> None:

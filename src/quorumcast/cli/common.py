@@ -7,9 +7,9 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -29,8 +29,12 @@ OPERATOR = "operator"
 #: Default distance between a broker's port and the port of its status page.
 STATUS_OFFSET = 1000
 STATUS_TIMEOUT_S = 5.0
+#: Exit code of a command that a signal ended, less the number of the signal, as in a shell.
+ENDED_BY_SIGNAL = 128
 #: Width of output that does not go to a terminal.
 PLAIN_WIDTH = 160
+
+T = TypeVar("T")
 
 #: Status pages by broker, with `up`; see `ask_all`.
 Rows = dict[str, dict[str, Any]]
@@ -45,6 +49,41 @@ def this_command() -> str:
     if found is not None and Path(found).resolve() == called.resolve():
         return "quorumcast"
     return shlex.quote(str(called))
+
+
+def run_client(main: Coroutine[Any, Any, T]) -> T:
+    """Run a client; SIGTERM and a closed terminal cancel it, as Ctrl-C does.
+
+    It can then end what it writes: a table without its end cannot be read.
+    """
+    import asyncio
+    import signal
+
+    import typer
+
+    from quorumcast.runtime.loop import run
+
+    ended_by: list[int] = []
+
+    async def cancellable() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def end(number: int) -> None:
+            ended_by.append(number)
+            if task is not None:
+                task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                loop.add_signal_handler(number, end, number)
+        return await main
+
+    try:
+        return run(cancellable())
+    except asyncio.CancelledError:
+        if not ended_by:
+            raise
+        raise typer.Exit(ENDED_BY_SIGNAL + ended_by[0]) from None
 
 
 def print_json(value: object) -> None:

@@ -5,7 +5,8 @@ its text comes from the table. Modules of commands import what only some of thei
 inside these functions.
 
 A misused command ends with one sentence on standard error and exit code 2, whether the option
-parser, our own code (`UsageError`) or the operating system finds the mistake. Ctrl-C ends with 130.
+parser, our own code (`UsageError`) or the operating system finds the mistake. Ctrl-C ends with 130,
+and a client that gets SIGTERM with 143.
 A traceback is a bug.
 """
 

@@ -8,10 +8,11 @@ event is a line with its origin and votes. Gaps are lines of JSON too, or go to 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from quorumcast.cli.clients.input import (
     BINARY,
@@ -56,6 +57,7 @@ class Printer:
             raise UsageError(f"--format {format_} is not for a terminal: redirect it, > FILE")
         self._json = json_
         self._format = format_
+        self._out = _whole_writes(sys.stdout.buffer)
         #: Whether lines begin with the channel; JSON always has it.
         self._pattern = pattern
         #: The schema of the table that is written, and its writer.
@@ -71,7 +73,7 @@ class Printer:
             from quorumcast.manifest.schema import arrow_schema
 
             self._schema = arrow_schema(tuple(columns.items()))
-            self._writer = table_writer(self._format, self._schema, sys.stdout.buffer)
+            self._writer = table_writer(self._format, self._schema, self._out)
 
     def close(self) -> None:
         """End the output; a table is complete then."""
@@ -95,8 +97,8 @@ class Printer:
             for event in item.events()[:count]:
                 self._print_json(event)
         else:
-            sys.stdout.buffer.write(self._text(item, count))
-            sys.stdout.buffer.flush()
+            self._out.write(self._text(item, count))
+            self._out.flush()
         return count
 
     def print_dropped(self, gaps: Sequence[Gap]) -> None:
@@ -165,6 +167,11 @@ class Printer:
                 "dissent": event.dissent,
             }
         )
+
+
+def _whole_writes(out: BinaryIO) -> BinaryIO:
+    """Standard output with a buffer: without one (PYTHONUNBUFFERED) it may write only a part."""
+    return open(out.fileno(), "wb", closefd=False) if isinstance(out, io.RawIOBase) else out
 
 
 def gap_fields(gap: Gap) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from quorumcast.cli.clients.input import FORMATS, EventReader, Events, check_format, format_of
-from quorumcast.cli.common import print_json
+from quorumcast.cli.common import print_json, run_client
 from quorumcast.cli.options import ClientOptions, JsonOption, ObserveOption
 from quorumcast.client.options import PublisherOptions, meanings
 from quorumcast.core.errors import UsageError
@@ -72,7 +72,6 @@ def publish(
     is said.
     """
     from quorumcast.client.arguments import check_validity
-    from quorumcast.runtime.loop import run
 
     if not 0 <= rate < math.inf or count < 1:
         raise UsageError("--rate is 0 or more and --count 1 or more")
@@ -90,7 +89,7 @@ def publish(
     options = PublisherOptions(channel, valid_for_s=valid_for, urgent=urgent)
     started = time.monotonic()
     inputs = _Inputs(texts, file, count, format_)
-    published = run(_publish(where, options, inputs, rate, observe))
+    published = run_client(_publish(where, options, inputs, rate, observe))
     seconds = time.monotonic() - started
     if json_:
         print_json({"channel": channel, "published": published, "seconds": round(seconds, 3)})

@@ -18,7 +18,7 @@ import typer
 
 from quorumcast.cli.clients.printing import FORMAT_CHOICE, FORMAT_HELP, Printer, gap_fields
 from quorumcast.cli.clients.subscribe import begin_output, join, parse_start
-from quorumcast.cli.common import console
+from quorumcast.cli.common import console, run_client
 from quorumcast.cli.options import ClientOptions, JsonOption
 from quorumcast.client.arguments import EARLIEST, Start
 from quorumcast.client.options import SubscriptionOptions
@@ -68,8 +68,6 @@ def replay(
     Expired publications are printed too; the summary counts them, and --json marks them.
     A summary goes to standard error. Exit code 1 if publications that brokers hold did not arrive.
     """
-    from quorumcast.client import run
-
     first = parse_start(start, words=(EARLIEST,))
     until = parse_start(to, option="--to", words=("",)) if to else None
     last = until if isinstance(until, int) else None
@@ -82,7 +80,7 @@ def replay(
         raise UsageError(f"--to {to} lies before --from {start}; swap them")
     printer = Printer(json_, format_, pattern=is_pattern(channel))
     reader = _Reader(last, latest, count, idle, json_, printer)
-    run(reader.read(where, channel, first))
+    run_client(reader.read(where, channel, first))
     reader.report(channel)
     if reader.lacking:
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ import typer
 
 from quorumcast.cli.clients.input import PARQUET
 from quorumcast.cli.clients.printing import FORMAT_CHOICE, FORMAT_HELP, Printer
-from quorumcast.cli.common import console
+from quorumcast.cli.common import console, run_client
 from quorumcast.cli.options import ClientOptions, JsonOption, ObserveOption
 from quorumcast.client.arguments import EARLIEST, LATEST, Start
 from quorumcast.client.options import SubscriptionOptions, meanings
@@ -99,13 +99,12 @@ def subscribe(
     levels: 'plant/*/temp', 'plant/**'; each line then begins with the channel and a tab. Channels
     that are created later join by themselves.
     Payloads are printed unchanged; with --json those that are not UTF-8 are "payload_base64".
-    Tables (--format csv, arrow or parquet) are complete when the command ends, also by Ctrl-C.
+    Tables (--format csv, arrow or parquet) are complete when the command ends, also by a signal.
 
     With --name the cell keeps the state of the subscription: printed events are acknowledged, and
     the next run continues after them. --from applies to its first use only. Publications are
     printed whole, so there may be more events than --count.
     """
-    from quorumcast.client import run
     from quorumcast.client.arguments import check_counts, check_overflow
 
     if queue is not None:
@@ -143,10 +142,10 @@ def subscribe(
     idle_s = None if follow else idle or IDLE_S
     listener = _Listener(where, count, idle_s, receipt, evidence, observe, printer)
     if name:
-        run(listener.consume(channel, name, beginning, anew))
+        run_client(listener.consume(channel, name, beginning, anew))
     else:
         options = SubscriptionOptions(channel, start=beginning, queue=queue, overflow=overflow)
-        run(listener.listen(options))
+        run_client(listener.listen(options))
 
 
 class _Listener:
