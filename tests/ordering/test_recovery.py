@@ -36,6 +36,7 @@ from quorumcast.ordering.messages import (
     Fetch,
     LogPart,
     LogQuery,
+    Offer,
     Propose,
     Standing,
     StateHead,
@@ -50,6 +51,45 @@ FOUR = (B1, B2, B3, B4)
 
 
 # -------------------------------------------------------------- being late
+
+
+def test_broker_that_lost_its_disk_under_load_costs_the_leader_nothing() -> None:
+    """Links carry twice the load; nobody fills them with what has been sent already."""
+    hall = Hall(durable=True, checkpoint=64).begin()
+    publications = 0
+
+    def publish_large(count: int) -> None:
+        nonlocal publications
+        for _ in range(count):
+            publications += 1
+            hall.offer(publications, bytes(100_000))
+            hall.run(20)
+
+    publish_large(100)
+    hall.bytes_per_ms = 10_000
+    hall.stop(B4)
+    publish_large(10)
+    hall.start(B4, wiped=True)
+    publish_large(150)
+    hall.run(500)
+    assert len(agree(hall, *FOUR)) == publications
+    assert said(hall, Stop) == []
+    fetched = [found for found in said(hall, Offer) if isinstance(found, Offer)]
+    assert len(fetched) < 50
+
+
+def test_late_broker_asks_for_each_offer_once_while_an_answer_comes() -> None:
+    hall = Hall(window=64, checkpoint=64).begin()
+    hall.cut_off(B4)
+    for number in range(1, 31):
+        hall.offer(number, bytes(100_000), to=(B1, B2, B3))
+        hall.run(20)
+    hall.bytes_per_ms = 2_500  # each offer takes 40 ms
+    hall.rejoin(B4)
+    hall.run(3000)
+    assert len(agree(hall, *FOUR)) == 30
+    fetched = [found for found in said(hall, Offer) if isinstance(found, Offer)]
+    assert len(fetched) < 60
 
 
 def test_broker_that_was_away_learns_the_log() -> None:

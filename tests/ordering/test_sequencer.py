@@ -50,7 +50,11 @@ from quorumcast.core.machine import (
     Suspicion,
 )
 from quorumcast.core.quorum import Protection
-from quorumcast.ordering.leader_change import MAX_LEADER_TIMEOUT_MS
+from quorumcast.ordering.leader_change import (
+    CALM_MS,
+    LEADER_TIMEOUT_MS,
+    MAX_LEADER_TIMEOUT_MS,
+)
 from quorumcast.ordering.messages import (
     Accept,
     Fetch,
@@ -444,6 +448,60 @@ def test_leader_timeout_grows_while_no_leader_makes_progress() -> None:
     hall.losses.clear()
     hall.run(12_000)
     assert agree(hall, *FOUR) == [b"a"]
+
+
+def slow_votes(hall: Hall, delay_ms: int) -> None:
+    """Let each vote take so long, as if disks were slow."""
+
+    def slow(sender: NodeId, reader: NodeId, send: Send) -> bool:
+        is_vote = isinstance(send.message, Write | Accept)
+        if is_vote:
+            event = Receive(sender, send.message, send.bodies)
+            hall.later(delay_ms, reader, lambda: hall.happen(reader, event))
+        return is_vote
+
+    hall.losses.append(slow)
+
+
+def test_leaders_of_a_slow_cell_are_replaced_until_the_timeout_fits() -> None:
+    """If each order took the timeout back, every other leader would be replaced."""
+    hall = Hall().begin()
+    slow_votes(hall, LEADER_TIMEOUT_MS // 2 + TICK_MS)
+    published = publish(hall, 1, 20, each_ms=2 * LEADER_TIMEOUT_MS)
+    hall.run(2 * LEADER_TIMEOUT_MS)
+    assert agree(hall, *FOUR) == published
+    assert hall.sequencer(B1).standing().regency == 1
+
+
+def test_leader_timeout_is_short_again_after_calm_times() -> None:
+    hall = Hall().begin()
+    slow_votes(hall, LEADER_TIMEOUT_MS // 2 + TICK_MS)
+    publish(hall, 1, 3, each_ms=2 * LEADER_TIMEOUT_MS)
+    assert hall.sequencer(B1).leader == B2
+    hall.losses.clear()
+    published = 3 + 2 * CALM_MS // TICK_MS
+    publish(hall, 4, published - 3, each_ms=TICK_MS)
+    hall.stop(B2)
+    hall.offer(published + 1, b"x")
+    hall.run(LEADER_TIMEOUT_MS + 3 * TICK_MS)
+    assert hall.order(B1)[-1] == b"x"
+
+
+def test_offers_that_the_leader_has_proposed_are_not_forwarded() -> None:
+    hall = Hall().begin()
+    slow_votes(hall, LEADER_TIMEOUT_MS // 2 - TICK_MS)
+    publish(hall, 1, 3)
+    hall.run(LEADER_TIMEOUT_MS)
+    assert len(agree(hall, *FOUR)) == 3
+    assert said(hall, Offer) == []
+
+
+def test_offers_are_forwarded_once_in_half_a_timeout() -> None:
+    hall = Hall().begin()
+    hall.losses.append(lambda _, to, send: isinstance(send.message, Offer) and to == B1)
+    hall.offer(1, b"a", to=(B2, B3, B4))
+    hall.run(LEADER_TIMEOUT_MS - TICK_MS // 2)
+    assert len(said(hall, Offer)) == 3
 
 
 # ------------------------------------------------------------------- the rest

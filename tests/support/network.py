@@ -94,6 +94,10 @@ class Network:
         self._queue: list[tuple[int, int, NodeId, Due, frozenset[NodeId] | None]] = []
         self._order = 0
         self._timers: dict[tuple[NodeId, Timer], int] = {}
+        #: What a node can send in a millisecond; None: everything.
+        self.bytes_per_ms: int | None = None
+        #: When each node will have sent all that it has to send.
+        self._sent_at: defaultdict[NodeId, int] = defaultdict(int)
         #: Records on their way to each disk.
         self._writing: defaultdict[NodeId, deque[Persist]] = defaultdict(deque)
 
@@ -195,7 +199,15 @@ class Network:
         for reader in send.to:
             if self.reaches(node, reader, send):
                 event = Receive(node, send.message, send.bodies)
-                self._push(self.now + HOP_MS, reader, event, frozenset((node, reader)))
+                at = self._sent(node, send) + HOP_MS
+                self._push(at, reader, event, frozenset((node, reader)))
+
+    def _sent(self, node: NodeId, send: Send) -> int:
+        """When a message has left, after all that its sender has to send before."""
+        if self.bytes_per_ms is not None:
+            took_ms = sum(map(len, send.bodies)) // self.bytes_per_ms
+            self._sent_at[node] = max(self.now, self._sent_at[node]) + took_ms
+        return max(self.now, self._sent_at[node])
 
     def _push(self, at: int, node: NodeId, event: Due, link: frozenset[NodeId] | None) -> int:
         self._order += 1

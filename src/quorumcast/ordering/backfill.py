@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Most runs of one answer; bytes after which it ends; and the time between two answers to a peer.
 PAST_RUNS = 64
-PAST_BYTES = 4 * 1024 * 1024
+PAST_BYTES = 1024 * 1024
 PAST_MS = 50
 #: How long to wait for the next run of an answer before another peer is asked. Answers are large:
 #: asked for sooner, a busy or distant peer's would be sent several times.

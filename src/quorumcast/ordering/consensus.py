@@ -403,6 +403,11 @@ class Consensus:
         batches = [batch for slot in self.slots.values() for batch in slot.batches.values()]
         return {item for batch in batches for item in batch}
 
+    def proposed(self) -> set[Item]:
+        """Every run that the leader of this regency has proposed, as far as this broker knows."""
+        slots = [slot for slot in self.slots.values() if slot.proposed[0] == self.regency]
+        return {item for slot in slots for item in slot.batches.get(slot.proposed[1], ())}
+
     def claims(self) -> tuple[Claim, ...]:
         """What this broker accepted and wrote, instance by instance."""
         return tuple(

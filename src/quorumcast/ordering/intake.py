@@ -21,9 +21,13 @@ from quorumcast.ordering.genesis import Genesis
 from quorumcast.ordering.leader_change import LeaderChange
 from quorumcast.ordering.messages import Batch, Fetch, Fetched, Item, Offer, Propose
 
-#: Offers sent in answer to one Fetch, and decisions looked ahead when fetching.
-SENT_AT_ONCE = 256
+#: Bytes after which an answer to a Fetch ends, and decisions looked ahead when fetching.
+FETCHED_BYTES = 1024 * 1024
 AHEAD = 128
+#: How long to wait for the rest of an answer while more of it comes, and how long for its begin:
+#: doubled with each peer that sends nothing, since all of them may be busy.
+ANSWER_MS = 500
+FIRST_MS, MAX_FIRST_MS = 100, 400
 
 
 class Intake:
@@ -173,10 +177,21 @@ class Fetching:
     """Asks other brokers for batches and offers that decisions and proposals name, and answers.
 
     One broker after the other is asked: the leader has what it proposes, and brokers that wrote a
-    value hold everything in it.
+    value hold everything in it. While an answer comes, nobody else is asked: offers are large, and
+    several brokers that send the same ones have less time for consensus.
     """
 
-    __slots__ = ("_change", "_consensus", "_context", "_execution", "_turn")
+    __slots__ = (
+        "_awaited",
+        "_change",
+        "_consensus",
+        "_context",
+        "_due",
+        "_execution",
+        "_first_ms",
+        "_turn",
+        "_until",
+    )
 
     def __init__(
         self, context: LogContext, consensus: Consensus, execution: Execution, change: LeaderChange
@@ -187,6 +202,11 @@ class Fetching:
         self._change = change
         #: Counts requests: whose turn it is to be asked.
         self._turn = 0
+        #: What the last request named and what has not come; at most 2 MAX_FETCH.
+        self._awaited: set[Cursor | bytes] = set()
+        #: When another broker is asked, if nothing comes until then; and even if more comes.
+        self._due = self._until = Millis(0)
+        self._first_ms = FIRST_MS
 
     def on_fetch(self, sender: NodeId, message: Fetch) -> list[Effect]:
         """Send what is here."""
@@ -197,7 +217,10 @@ class Fetching:
             for value, batch in slot.batches.items()
             if value in wanted
         ]
-        for cursor in message.offers[:SENT_AT_ONCE]:
+        size = 0
+        for cursor in message.offers:
+            if size >= FETCHED_BYTES:
+                break
             if cursor.stream == EPOCHS:
                 manifests = self._execution.epochs.versions(cursor.next)
                 effects += [Send((sender,), *manifest) for manifest in manifests]
@@ -205,6 +228,7 @@ class Fetching:
             found = self._execution.find(cursor.stream, cursor.next)
             if found is not None:
                 effects.append(Send((sender,), *found))
+                size += sum(map(len, found[1]))
         return effects
 
     def on_fetched(self, message: Fetched) -> None:
@@ -228,8 +252,25 @@ class Fetching:
             return []
         return [Send((leader,), Fetch(self._consensus.log, (), tuple(wanted[:MAX_FETCH])))]
 
-    def ask(self) -> list[Effect]:
+    def ask(self, now: Millis) -> list[Effect]:
         """Ask for what keeps this broker from writing or executing."""
+        values, offers = self._wanted()
+        peers = self._context.peers
+        if not peers or self._is_coming({*values, *offers}, now):
+            return []
+        self._awaited = {*values, *offers}
+        self._due, self._until = Millis(now + self._first_ms), Millis(now + ANSWER_MS)
+        self._first_ms = min(2 * self._first_ms, MAX_FIRST_MS)
+        # The leader every other time: it has what it proposed, unless it lies.
+        turn, other = divmod(self._turn, 2)
+        self._turn += 1
+        asked = self._consensus.leader
+        if other or asked not in peers:
+            asked = peers[turn % len(peers)]
+        return [Send((asked,), Fetch(self._consensus.log, values, offers))]
+
+    def _wanted(self) -> tuple[tuple[bytes, ...], tuple[Cursor, ...]]:
+        """Values of decided batches and names of offers that are lacking, most urgent first."""
         consensus, execution = self._consensus, self._execution
         values: list[bytes] = []
         items: list[Item] = []
@@ -249,14 +290,13 @@ class Fetching:
         offers = [Cursor(item.stream, item.first) for item in items]
         if execution.unseen_epoch:
             offers.insert(0, Cursor(EPOCHS, execution.state.epoch))
-        peers = self._context.peers
-        if not peers or not (values or offers):
-            return []
-        request = Fetch(consensus.log, tuple(values[:MAX_FETCH]), tuple(offers[:MAX_FETCH]))
-        # The leader every other time: it has what it proposed, unless it lies.
-        turn, other = divmod(self._turn, 2)
-        self._turn += 1
-        asked = consensus.leader
-        if other or asked not in peers:
-            asked = peers[turn % len(peers)]
-        return [Send((asked,), request)]
+        return tuple(values[:MAX_FETCH]), tuple(offers[:MAX_FETCH])
+
+    def _is_coming(self, wanted: set[Cursor | bytes], now: Millis) -> bool:
+        """Whether nothing is lacking, or an answer can be waited for."""
+        left = self._awaited & wanted
+        if len(left) < len(self._awaited):
+            self._first_ms = FIRST_MS
+            self._due = Millis(now + FIRST_MS)
+        self._awaited = left
+        return not wanted or (bool(left) and now < min(self._due, self._until))

@@ -45,6 +45,8 @@ from quorumcast.ordering.messages import Fetch, Standing, Stop, StopData, Sync
 #: leader until something is ordered, so that in a slow network some leader has time enough.
 LEADER_TIMEOUT_MS = 600
 MAX_LEADER_TIMEOUT_MS = 8 * LEADER_TIMEOUT_MS
+#: After this time in which no order took half of the leader timeout, the timeout is halved.
+CALM_MS = 10_000
 #: How long one offer may wait while others are ordered.
 CENSORSHIP_TIMEOUT_MS = 6000
 #: Most offers forwarded to the leader at a time: while nothing is ordered, and while other offers
@@ -366,29 +368,47 @@ class LeaderTimeout:
     """When a broker forwards its offers to the leader, and when it asks for another leader.
 
     After half of the timeout it forwards what waits, which the publisher may have kept from the
-    leader; and, while others are ordered, a little of what has waited for a whole timeout.
+    leader; and, while others are ordered, a little of what has waited for a whole timeout. It
+    forwards nothing that the leader has proposed, and nothing more until the leader has had time to
+    take it: offers are large, and a leader that is merely slow would get slower with each of them.
+
+    The timeout is doubled with every request for another leader. An order does not take that back:
+    where orders take longer than the shortest timeout, every other leader would be replaced. It is
+    halved after `CALM_MS` in which nothing waited for half of it.
 
     A broker that is behind what others say they have decided gives them the longest timeout to send
     it: a late broker must not unseat a leader that works. If nothing comes, those others may have
     crashed, the leader among them, and only a leader change gets the rest decided.
     """
 
-    __slots__ = ("_change", "_consensus", "_execution", "_forwarded_at", "_since", "_timeout_ms")
+    __slots__ = (
+        "_change",
+        "_consensus",
+        "_execution",
+        "_forwarded_at",
+        "_since",
+        "_strained_at",
+        "_timeout_ms",
+    )
 
     def __init__(self, consensus: Consensus, execution: Execution, change: LeaderChange) -> None:
         self._consensus = consensus
         self._execution = execution
         self._change = change
         self._timeout_ms = LEADER_TIMEOUT_MS
+        #: When something last waited for half of the timeout, or the timeout was changed.
+        self._strained_at = Millis(0)
         #: When something was last ordered, or another leader asked for.
         self._since = Millis(0)
-        #: When something was last forwarded while others were ordered.
+        #: When something was last forwarded.
         self._forwarded_at = Millis(0)
 
     def reset(self, now: Millis) -> None:
         """Something was ordered."""
         self._since = now
-        self._timeout_ms = LEADER_TIMEOUT_MS
+        if now - self._strained_at > CALM_MS and self._timeout_ms > LEADER_TIMEOUT_MS:
+            self._timeout_ms //= 2
+            self._strained_at = now
 
     def check(self, now: Millis, *, behind: bool) -> list[Effect]:
         """Time has passed; this broker is behind what others have decided, or not."""
@@ -401,27 +421,34 @@ class LeaderTimeout:
         passed_over = 0 if oldest is None or behind else now - max(oldest, began)
         timeout_ms = MAX_LEADER_TIMEOUT_MS if behind else self._timeout_ms
         effects: list[Effect] = []
+        if waited > timeout_ms // 2:
+            self._strained_at = now
         if synced and waited > timeout_ms // 2:
-            effects += self._forward(FORWARDED, now)
+            if now - self._forwarded_at >= timeout_ms // 2:
+                effects += self._forward(FORWARDED, now, now)
             if self._execution.oldest is None:
                 return effects  # all that waited had a forged signature, and was dropped
         elif synced and min(passed_over, now - self._forwarded_at) > LEADER_TIMEOUT_MS:
-            self._forwarded_at = now
-            effects += self._forward(FORWARDED_BESIDE, Millis(now - LEADER_TIMEOUT_MS))
+            effects += self._forward(FORWARDED_BESIDE, Millis(now - LEADER_TIMEOUT_MS), now)
         if waited > timeout_ms or passed_over > CENSORSHIP_TIMEOUT_MS:
             self._timeout_ms = min(2 * self._timeout_ms, MAX_LEADER_TIMEOUT_MS)
             self._since = now
             effects += self._change.request(now)
         return effects
 
-    def _forward(self, most: int, before: Millis) -> list[Effect]:
+    def _forward(self, most: int, before: Millis, now: Millis) -> list[Effect]:
+        """Forward offers that came before a moment and that the leader has not proposed."""
+        self._forwarded_at = now
         leader = self._consensus.leader
         # Also if this broker leads: offers with a forged signature are dropped.
         waiting = self._execution.offers.genuine(most)
         if leader not in self._consensus.peers:
             return []
+        proposed = self._consensus.proposed()
         forwarded: list[Effect] = [
-            Send((leader,), held.offer, held.bodies) for held in waiting if held.arrived <= before
+            Send((leader,), held.offer, held.bodies)
+            for held in waiting
+            if held.arrived <= before and held.offer.item not in proposed
         ]
         manifest = self._execution.epochs.waiting
         return forwarded if manifest is None else [*forwarded, Send((leader,), *manifest)]

@@ -408,7 +408,7 @@ class Sequencer:
         self._seen = consensus.decided
         self._checkpoints.provide()
         effects += self.catch_up.ask()
-        effects += self._fetching.ask()
+        effects += self._fetching.ask(now)
         effects += self._execution.backfill.ask(now)
         effects += self._execution.trim(now)
         self._amnesia.maybe_take_part(now)

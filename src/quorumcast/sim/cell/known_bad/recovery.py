@@ -145,7 +145,7 @@ RECOVERY_VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(
         "no-fetch", "a broker votes on, and never fetches what it lacks to execute",
-        [Patch(Fetching, "ask", lambda self: [])],
+        [Patch(Fetching, "ask", lambda self, now: [])],
         order_plan("total", acts=[Act(395, "mute", PUB1, peers=(B4,)),
                                   Act(400, "submit", PUB1, ORDERS, 1), Act(900, "stop", PUB1)]),
         ("Upkeep",),
