@@ -42,7 +42,7 @@ trap 'echo "exit code $?: $BASH_COMMAND" >&$REPORT' ERR
 while read -r block; do . "$block" < /dev/null; echo >&$REPORT; done
 """
 
-#: Reads a block line by line, as if it was typed: blank lines end what is indented.
+#: Reads a block line by line, as if it was typed: only blank lines end what is indented.
 INTERPRETER = """
 import code, os, sys, traceback
 def report(text):
@@ -53,8 +53,12 @@ class Console(code.InteractiveConsole):
         report(data.strip().splitlines()[-1])
 console = Console({"__name__": "__main__", "__doc__": None})
 for name in sys.stdin:
-    for line in [*open(name.strip()).read().splitlines(), ""]:
-        console.push(line)
+    open_ = False
+    for line in open(name.strip()).read().splitlines():
+        open_ = console.push(line)
+    if open_:
+        console.resetbuffer()
+        report("the block does not end: add a blank line")
     sys.stdout.flush()
     report("")
 """

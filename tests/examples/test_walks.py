@@ -93,6 +93,7 @@ def test_page_blocks_say_whether_they_are_pasted(page: str) -> None:
         (("sh", "false | true\necho on\n"), "exit code 1: true"),
         (("python", "if True:\n    a = 1\n\n    b = 2\n"), "IndentationError: unexpected indent"),
         (("python", "print(nothing)\n"), "NameError: name 'nothing' is not defined"),
+        (("python", "if True:\n    a = 1\n"), "the block does not end: add a blank line"),
     ],
 )
 def test_walk_bad_block_is_noticed(block: tuple[str, str], failure: str, tmp_path: Path) -> None:
