@@ -1,6 +1,7 @@
 """A broker process from inside: what strangers, operators and a full disk cannot do to it."""
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Accuse, Effect, Event, Persist, Persisted, Storage, TimerFired
 from quorumcast.core.statements import Evidence, EvidenceKind
+from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.session import Farewell
+from quorumcast.manifest.build import add_client
 from quorumcast.manifest.files import sign_manifest, write_manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.broker import broker
@@ -177,6 +180,37 @@ def test_broker_manifest_file_of_the_present_epoch_is_no_warning(
         node.settings.manifest.write_text(text.replace('"epoch": 1', '"epoch": 0'))
         node.read_manifest()
         assert said == ["keeps its manifest"]
+
+    with_broker(tmp_path, act)
+
+
+def test_broker_manifest_file_of_an_older_epoch_is_no_warning_and_a_second_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, int]] = []
+
+    def hear(what: str, level: int = logging.INFO, **_: object) -> None:
+        said.append((what, level))
+
+    monkeypatch.setattr("quorumcast.runtime.broker.broker.note", hear)
+
+    async def act(node: BrokerNode, cell: CellSetup) -> None:
+        first = node.settings.manifest.read_bytes()
+
+        def write(client: str) -> None:
+            new = add_client(cell.manifest, NodeId(client), Identity.generate(NodeId(client)))
+            write_manifest(node.settings.manifest, sign_manifest(new, cell.operator))
+            node.read_manifest()
+
+        write("erin")
+        await until(lambda: node.manifest.epoch == 2)
+        said.clear()
+        node.settings.manifest.write_bytes(first)
+        node.read_manifest()
+        assert said == [("has an older manifest file", logging.INFO)]
+        write("frank")  # another epoch 2
+        assert said[1:] == [("keeps its manifest", logging.WARNING)]
+        assert node.manifest.client(NodeId("frank")) is None
 
     with_broker(tmp_path, act)
 

@@ -325,11 +325,18 @@ class BrokerNode:
         try:
             data = self.settings.manifest.read_bytes()
             manifest = parse_manifest(
-                data,
-                source=str(self.settings.manifest),
-                operator=self.manifest.operator,
-                newer_than=self.manifest.epoch,
+                data, source=str(self.settings.manifest), operator=self.manifest.operator
             )
+            present = self.manifest.epoch
+            if manifest.epoch < present and manifest.cell == self.manifest.cell:
+                # Peers were faster than a file of its own, which is copied later.
+                note("has an older manifest file", file_epoch=manifest.epoch, epoch=present)
+                return
+            if manifest.epoch == present:
+                raise UsageError(
+                    f"{self.settings.manifest} is another epoch {present} than the one that the "
+                    "cell has taken; get the present manifest from the operator"
+                )
             check_successor(self.manifest, manifest)
             self._check_mine(manifest)
         except (UsageError, OSError) as error:
