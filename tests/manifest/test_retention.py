@@ -181,3 +181,10 @@ def test_retention_says_whose_limit_it_was_and_how_to_raise_it(policy: Policy, t
     *_, last = told.split()
     if "--retain" in told:
         assert with_retention(policy, [last]) != policy.limits
+
+
+def test_retention_of_a_channel_that_may_have_been_created_again_names_the_deleted_one() -> None:
+    entry = ChannelEntry(Channel("trades"), DURABLE, since=3)
+    assert "keeps everything, unless a deleted channel of this name had them; see" in (
+        retention_sentence(entry)
+    )

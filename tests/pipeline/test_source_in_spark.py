@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.pipeline.numbered import PATIENCE_S
+from tests.pipeline.test_source_retention import COUNT, durable_cell, gone, lower_retention
 
 from quorumcast import sync
 from quorumcast.client.sync import SyncNode
@@ -131,6 +132,42 @@ def test_first_rows_are_not_passed_over_when_they_are_gone_before_they_are_read_
     publish_short(9)
     with pytest.raises(PySparkException, match=r"positions \d to \d of 'short' are gone"):
         query.trigger(availableNow=True).start().awaitTermination()
+
+
+def test_query_that_is_behind_stops_or_goes_on_without_what_is_gone_and_reads_nothing_twice(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+    once = COUNT // 4
+
+    def keep(rows: DataFrame, batch: int) -> None:
+        found = [int(row.payload) for row in rows.collect()]
+        if len(seen) == once and not lowered:
+            raise ValueError("this query falls behind")
+        seen.extend(found)
+
+    def run(cell: LocalCluster, **more: str) -> None:
+        options = said(
+            cell, channel="events", partitions="1", maxEventsPerTrigger=str(once), **more
+        )
+        stream = spark.readStream.format("quorumcast").options(**options).load()
+        query = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    lowered = 0
+    with durable_cell() as cell:
+        with pytest.raises(PySparkException, match="this query falls behind"):
+            run(cell)
+        assert seen == [*range(1, once + 1)]
+        lowered = lower_retention(cell)
+        with pytest.raises(PySparkException) as stopped:
+            run(cell)
+        # Spark asks again for the micro-batch that it had planned.
+        assert gone(once + 1, 2 * once) in str(stopped.value)
+        assert "set failOnDataLoss to 'false' to go on without them" in str(stopped.value)
+        assert seen == [*range(1, once + 1)]
+        run(cell, failOnDataLoss="false")
+        assert seen == [*range(1, once + 1), *range(lowered, COUNT + 1)]
 
 
 def test_stream_ends_where_it_was_and_goes_on_from_there_with_a_liar_in_the_cell(

@@ -141,7 +141,9 @@ def retention_sentence(entry: ChannelEntry) -> str:
     limits, kept = entry.policy.limits, retention_of(entry.policy.limits)
     keeps = f"channel {entry.name} keeps {kept}{'' if entry.policy.total else ' per publisher'}"
     if kept == ALL:
-        return f"too few brokers hold them, although {keeps}; see 'quorumcast doctor'"
+        # Positions of a channel go on after those of a deleted channel of its name.
+        former = ", unless a deleted channel of this name had them" if entry.since > 1 else ""
+        return f"too few brokers hold them, although {keeps}{former}; see 'quorumcast doctor'"
     more = ALL if entry.policy.durable else _size(max(10**9, 2 * limits.retained_bytes))
     return (
         f"{keeps}; to keep more from now on: quorumcast channel change {entry.name} --retain "
