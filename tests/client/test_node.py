@@ -12,13 +12,13 @@ from tests.runtime.world import run, until
 from quorumcast.broadcast import application
 from quorumcast.broadcast.application import Deliver
 from quorumcast.client import Event, Gap, GapError, Node, Resumption
-from quorumcast.client.instrumentation import Instrumentation
 from quorumcast.client.reach import too_many_refuse
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
+from quorumcast.runtime.instrumentation import Instrumentation
 from quorumcast.runtime.links.contract import Trouble
 from quorumcast.testing import MemoryCell
 from quorumcast.testing.cells import CellSetup

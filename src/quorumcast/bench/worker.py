@@ -30,7 +30,6 @@ from quorumcast.bench.counters import BenchCounters, Signal
 from quorumcast.bench.plan import SKIP, BenchPlan, WorkerResult, totals
 from quorumcast.client import run
 from quorumcast.client.events import Batch, BufferFull, Gap
-from quorumcast.client.instrumentation import Instrumentation
 from quorumcast.client.node import Node
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.subscription import Subscription
@@ -43,6 +42,7 @@ from quorumcast.faults.contract import Fault
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.instrumentation import Instrumentation
 from quorumcast.traces.recorder import Recorder
 
 CONNECT_TIMEOUT_S = 90.0

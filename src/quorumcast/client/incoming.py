@@ -38,7 +38,6 @@ from quorumcast.cell.messages import Checkpoint, Positions
 from quorumcast.cell.subscribing import subscriber as agent
 from quorumcast.cell.subscribing.recalling import RecallDue
 from quorumcast.client.outgoing import Account, MakeDriver
-from quorumcast.client.rights import matching_channels
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
@@ -47,6 +46,7 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.patterns import is_pattern
+from quorumcast.manifest.rights import matching_channels
 from quorumcast.named.ranges import spans
 from quorumcast.runtime.telemetry import Telemetry
 

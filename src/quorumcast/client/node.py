@@ -22,7 +22,6 @@ from quorumcast.broadcast.application import Deliver, Refused
 from quorumcast.broadcast.messages import Ack
 from quorumcast.cell.messages import CELL_FAMILY, Refuse
 from quorumcast.client.arguments import check_seat, check_seated, check_times
-from quorumcast.client.instrumentation import Instrumentation
 from quorumcast.client.options import (
     NamedSubscriptionOptions,
     PublisherOptions,
@@ -34,7 +33,6 @@ from quorumcast.client.packing import Clock, Packer, wall_us
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.reach import ConnectedBrokers, ReachReporter
 from quorumcast.client.resuming import ResumedPublisher, check_resumable
-from quorumcast.client.rights import matching_channels, to_consume, to_publish, to_subscribe
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Accuse, DialFailure, Machine, Suspect
@@ -45,7 +43,9 @@ from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.paths import identity_path, manifest_path
 from quorumcast.manifest.patterns import is_pattern
+from quorumcast.manifest.rights import matching_channels, to_consume, to_publish, to_subscribe
 from quorumcast.runtime.driver import Driver
+from quorumcast.runtime.instrumentation import Instrumentation
 from quorumcast.runtime.links.contract import Links
 from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.transport import Transport

@@ -121,7 +121,7 @@ class _Reader:
 
     async def read(self, where: ClientOptions, channel: str, start: Start) -> None:
         """Connect, and print the requested publications."""
-        from quorumcast.client.rights import to_subscribe
+        from quorumcast.manifest.rights import to_subscribe
 
         async with await where.connect() as node:
             to_subscribe(node.manifest, node.name, channel)  # raises if no channel matches

@@ -18,7 +18,6 @@ from typing import TypeVar
 import msgspec
 
 from quorumcast.client.arguments import EARLIEST, LATEST, check_times
-from quorumcast.client.rights import to_subscribe
 from quorumcast.core.envelope import microseconds_of
 from quorumcast.core.errors import UsageError, shortened
 from quorumcast.core.limits import MAX_SEATS
@@ -26,6 +25,7 @@ from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.paths import identity_path, manifest_path
 from quorumcast.manifest.patterns import is_pattern
+from quorumcast.manifest.rights import to_subscribe
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from quorumcast.client.arguments import EARLIEST
 from quorumcast.client.events import Batch
-from quorumcast.client.rights import matching_channels
 from quorumcast.core.envelope import time_of
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.retention import retention_sentence
+from quorumcast.manifest.rights import matching_channels
 from quorumcast.pipeline.streams.connections import POOL
 from quorumcast.pipeline.streams.options import Offsets, SourceOptions
 from quorumcast.pipeline.streams.rows import check_columns

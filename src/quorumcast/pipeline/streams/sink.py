@@ -27,11 +27,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType, TimestampType
 
 from quorumcast.client.arguments import check_validity
-from quorumcast.client.rights import to_publish
 from quorumcast.core.envelope import microseconds_of, time_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_ROWS
 from quorumcast.manifest.files import read_identity
+from quorumcast.manifest.rights import to_publish
 from quorumcast.pipeline.streams.fitting import Fit, fit
 from quorumcast.pipeline.streams.options import (
     SINK_SEATS,

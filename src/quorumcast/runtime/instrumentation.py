@@ -1,4 +1,4 @@
-"""Optional instrumentation of a client: a trace recorder, and observations of brokers."""
+"""Optional instrumentation of a client's driver: a trace recorder, and observations of brokers."""
 
 from __future__ import annotations
 
