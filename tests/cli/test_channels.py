@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.cli.shell import QUORUMCAST, answer, brokers_up, running
 from tests.runtime.world import PATIENCE_S, eventually, run, until
 
+from quorumcast.cli.cell.channel_facts import channel_facts, channel_table
 from quorumcast.cli.main import main
 from quorumcast.client import Node, Publisher, connect
 from quorumcast.core.errors import UsageError
@@ -277,6 +279,25 @@ def test_channels_and_members_at_a_glance(cell: Path, capsys: pytest.CaptureFixt
         assert main([str(argument) for argument in arguments]) == 0
         text = capsys.readouterr().out
         assert "orders" in text or "broker-4" in text
+
+
+def test_channel_list_live_in_80_columns_names_every_broker(tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path / "cell")]) == 0
+    manifest = read_manifest(tmp_path / "cell/manifest.json")
+    live = {"live": {name: {"last": 12_345} for name in manifest.broker_ids}}
+    facts = [channel_facts(manifest, entry) | live for entry in manifest.channels]
+    out = Console(width=80)
+    with out.capture() as shown:
+        out.print(channel_table(manifest, facts, manifest.broker_ids))
+    assert [name for name in manifest.broker_ids if name not in shown.get()] == []
+
+
+def test_channel_show_limit_that_does_not_exist_is_everything(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["init", str(tmp_path / "cell"), "--channel", "kept:total+durable"]) == 0
+    assert main(["channel", "show", "kept", "-m", str(tmp_path / "cell")]) == 0
+    assert re.search("retained_bytes +everything", capsys.readouterr().out)
 
 
 def test_channel_in_a_durable_log_is_on_disk_whatever_it_says(

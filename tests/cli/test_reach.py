@@ -29,12 +29,12 @@ def test_publish_and_subscribe_tell_each_loss_and_each_return_once() -> None:
             told, said = lines(subscribe), lines(publish)
             for heard in (told, said):
                 first = next(heard)
-                assert first.startswith("cell 'test' cannot be reached; connected: ")
+                assert first.startswith("cell 'test' cannot be reached yet (is it running?); ")
                 assert "broker-3 (" in first
                 assert first.endswith("; needed: 3 of 4; trying again")
             cluster.start_broker("broker-3")
             for heard in (told, said):
-                assert next(heard).startswith("cell 'test' is back; connected: broker-")
+                assert next(heard).startswith("cell 'test' is reached; connected: broker-")
             assert (publish.wait(PATIENCE_S), list(said)) == (0, [])
             assert next(told) == "subscribed to quiet"
             cluster.kill("broker-3")

@@ -120,7 +120,7 @@ def table(
     from rich.table import Column, Table
 
     if simple:
-        settings |= {"box": SIMPLE, "title_justify": "left"}
+        settings |= {"box": SIMPLE, "title_justify": "left", "collapse_padding": True}
     left = (Column(name, overflow="fold" if fold else "ellipsis") for name in columns)
     return Table(*left, *(Column(name, justify="right") for name in right), **settings)
 
@@ -231,6 +231,6 @@ def ask(
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise UsageError(
-            f"no status page answers at {url} ({reason}); start the broker with a metrics port, "
-            "or say where it is with --url"
+            f"no status page answers at {url} ({reason}); start the broker, on this machine "
+            "with 'quorumcast up', or say where its page is with --url"
         ) from None

@@ -86,8 +86,8 @@ class ConnectedBrokers:
         ]
         return (
             f"only {len(self.up)} of {len(manifest.brokers)} brokers can be reached and "
-            f"{needed} are needed ({'; '.join(missing)}); start them, or check the addresses in "
-            "the manifest"
+            f"{needed} are needed ({'; '.join(missing)}); start them (on this "
+            "machine with 'quorumcast up'), or check the addresses in the manifest"
         )
 
 
@@ -117,14 +117,15 @@ class ReachReporter:
                 self._timer = loop.call_later(_LOSS_S, self._tell_loss)
             return
         self.stop()
+        back = "is back" if self._was_connected else "is reached"
         self._was_connected = True
         if self._told:
             self._told = False
-            self._tell(f"cell {self._cell!r} is back; {self._account()}")
+            self._tell(f"cell {self._cell!r} {back}; {self._account()}")
 
     def _tell_loss(self) -> None:
         self._timer, self._told = None, True
-        what = "is lost" if self._was_connected else "cannot be reached"
+        what = "is lost" if self._was_connected else "cannot be reached yet (is it running?)"
         self._tell(f"cell {self._cell!r} {what}; {self._account()}; trying again")
 
     def stop(self) -> None:

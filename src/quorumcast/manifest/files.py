@@ -255,7 +255,7 @@ def _write_new(path: Path, data: bytes, *, mode: int) -> None:
 def _cannot_read(kind: str, path: Path, error: OSError) -> UsageError:
     known: dict[type[OSError], str] = {
         FileNotFoundError: f"there is no {kind} at {path}; make one with 'quorumcast init', or "
-        "name the right file",
+        f"name the right one (-{kind[0]} on the command line)",
         IsADirectoryError: f"{path} is a directory; name the {kind} file in it",
         PermissionError: f"this user may not read the {kind} {path}; run as its owner, or change "
         "its owner",

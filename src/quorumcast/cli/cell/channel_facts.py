@@ -80,21 +80,25 @@ def channel_users(channel: str, rows: Rows) -> str:
 
 
 def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[str, ...]) -> Table:
-    """A table of channels."""
+    """A table of channels: their properties or, with brokers, how far each broker is."""
     title = f"cell {cell.cell}, epoch {cell.epoch}"
     if brokers:
-        title += "; below each broker: publications that it has taken (in all, held or not)"
-    columns = ("channel", "policy", "keeps", "on disk", "publishers", "subscribers", "columns")
+        title += "; below each broker: publications taken so far"
+    properties = () if brokers else ("on disk", "publishers", "subscribers", "columns")
+    columns = ("channel", "policy", "keeps", *properties)
     found = table(*columns, right=brokers, fold=True, simple=True, title=title)
     for fact in facts:
+        shown = {
+            "on disk": fact["on_disk"],
+            "publishers": _rights(fact["publishers"]),
+            "subscribers": _rights(fact["subscribers"]),
+            "columns": ", ".join(column["name"] for column in fact["schema"]) or "bytes",
+        }
         found.add_row(
             fact["name"],
             _policy(fact),
             fact["retention"],
-            fact["on_disk"],
-            _rights(fact["publishers"]),
-            _rights(fact["subscribers"]),
-            ", ".join(column["name"] for column in fact["schema"]) or "bytes",
+            *(shown[name] for name in properties),
             *(_far(fact["live"][broker]) for broker in brokers),
         )
     return found
@@ -102,6 +106,7 @@ def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[st
 
 def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
     """Print one channel, a line per property."""
+    from quorumcast.core.limits import EVERYTHING
     from quorumcast.manifest.successor import LIVE_LIMITS
 
     lines = {
@@ -117,7 +122,8 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
     for group in facts["groups"]:
         lines[f"shared as {group['name']}"] = _group(group)
     for name, value in facts["limits"].items():
-        lines[f"limit {name}"] = f"{value:,}" + ("" if name in LIVE_LIMITS else "  (stays)")
+        shown = f"{value:,}" if value < EVERYTHING else "everything"
+        lines[f"limit {name}"] = shown + ("" if name in LIVE_LIMITS else "  (stays)")
     for broker, far in facts.get("live", {}).items():
         held = "" if far is None else f" publications taken, of which it holds {far['held']:,}"
         lines[f"at {broker}"] = f"{_far(far)}{held}"

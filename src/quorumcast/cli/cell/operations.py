@@ -60,7 +60,6 @@ def status_table(cell: str, rows: Rows) -> Table:
         simple=True,
         title=f"cell {cell}",
         show_edge=False,
-        collapse_padding=True,
         pad_edge=False,
     )
     found.columns[0].no_wrap = True

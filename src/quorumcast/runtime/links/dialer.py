@@ -163,7 +163,7 @@ def why(error: OSError) -> str:
     """Why an address cannot be reached: the rest of a sentence that begins with the address."""
     match error:
         case ConnectionRefusedError():
-            return "refuses connections (is the broker running?)"
+            return "refuses connections"
         case socket.gaierror():
             return "cannot be found (does the host name exist?)"
         case _:
