@@ -10,6 +10,8 @@ from tests.support.ordering import begun, item, labelled, offer
 
 from quorumcast.broadcast.contract import Vouch
 from quorumcast.broadcast.messages import Contents, Open, Pull
+from quorumcast.broadcast.times import Search
+from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import DIGEST_SIZE, Millis, total_order
 from quorumcast.core.machine import (
     Bodies,
@@ -25,7 +27,7 @@ from quorumcast.core.quorum import Protection
 from quorumcast.ordering.log import Held, Island, OrderedLog
 from quorumcast.ordering.messages import Past
 from quorumcast.ordering.offers import Stored
-from quorumcast.ordering.past import Placed
+from quorumcast.ordering.past import MAX_PEAKS, Placed
 from quorumcast.ordering.sequencer import Tick
 from quorumcast.ordering.state import Head, State
 
@@ -93,7 +95,7 @@ class Orders:
                 Protection.BYZANTINE,
                 placed.position,
                 placed.chain,
-                placed.stamp,
+                self.log.ledger.base,
                 made.stream,
                 made.first,
                 made.digests,
@@ -335,6 +337,50 @@ def test_filled_in_run_must_be_the_one_that_the_chain_stands_for() -> None:
     assert late.log.is_next(past)
     late.write(filled(late.log, past, bodies))
     assert contents(late.log, 3) == [b"c"]
+
+
+def stamped(*stamps: int) -> tuple[tuple[bytes, ...], ...]:
+    """Runs of one publication each, published at these times."""
+    return tuple((write_envelope(stamp),) for stamp in stamps)
+
+
+def first_since(orders: Orders, stamp: int) -> int:
+    return orders.log.ledger.since(Search(stamp), labelled=True)
+
+
+def test_search_by_time_in_what_was_filled_in_does_not_begin_too_late() -> None:
+    """Nobody can say what lies before a run that was fetched, so nobody is asked."""
+    stamps = (10, 70, 20, 60, 30, 40, 80)
+    others, late = cold(*stamped(*stamps)), Orders(COLD, Disk())
+    late.state = others.state
+    late.write(late.log.skip_to(8, others.head.chain))
+    for position in range(8, 1, -1):
+        late.write(filled(late.log, *others.past(position)))
+    for orders in (others, late, late.again()):
+        found = [first_since(orders, stamp) for stamp in (5, 15, 60, 65, 75)]
+        assert found == [1, 2, 2, 2, 7]
+
+
+def test_search_by_time_in_what_was_joined_again_does_not_begin_too_late() -> None:
+    runs = stamped(10, 70, 20, 30, 80)
+    others, late = cold(*runs), cold(*runs[:2])
+    late.state = others.state
+    late.write(late.log.skip_to(6, others.head.chain))
+    for position in (6, 5, 4):
+        late.write(filled(late.log, *others.past(position)))
+    assert late.log.ledger.base == 1
+    assert [first_since(late, stamp) for stamp in (5, 15, 65, 75)] == [1, 2, 2, 5]
+
+
+def test_search_by_time_with_too_many_peaks_begins_too_early() -> None:
+    stamps = [number + 100 * (number % 2) for number in range(1, 2 * MAX_PEAKS + 20)]
+    others, late = cold(*stamped(*stamps)), Orders(COLD, Disk())
+    late.write(late.log.skip_to(len(stamps) + 1, others.head.chain))
+    for position in range(len(stamps) + 1, 1, -1):
+        late.write(filled(late.log, *others.past(position)))
+    assert len(late.log.ledger.peaks) == MAX_PEAKS
+    for stamp in range(200):
+        assert first_since(late, stamp) <= first_since(others, stamp)
 
 
 def test_what_is_filled_in_is_held_once_the_disk_has_it() -> None:

@@ -6,6 +6,10 @@ chain over everything that was ordered there. A run is sent together with the va
 before it. Only the true run and the true value give the known next value, so the sender need not be
 trusted, and nothing is written before this check. A run that nobody sends is asked for seldom: the
 others have dropped it, or are away.
+
+The chain goes on where a channel was deleted and created again with the same name, and a liar may
+have kept what was deleted. So a broker takes only positions that f+1 others (crash: one) say they
+hold: one of them is correct, and correct brokers hold nothing of deleted channels.
 """
 
 from __future__ import annotations
@@ -47,13 +51,15 @@ SELDOM_TICKS = 61
 class Request:
     """What a channel waits for."""
 
-    __slots__ = ("attempts", "due", "runs", "size")
+    __slots__ = ("attempts", "bases", "due", "runs", "size")
 
     def __init__(self) -> None:
         #: How often the next run was asked for in vain.
         self.attempts = 0
         #: When to ask again.
         self.due = Millis(0)
+        #: The oldest position that each peer says it holds.
+        self.bases: dict[NodeId, int] = {}
         #: Runs and bytes that have come since a peer was asked.
         self.runs = self.size = 0
 
@@ -75,7 +81,7 @@ class Request:
 class Backfill:
     """What the channels of one log lack before their oldest positions."""
 
-    __slots__ = ("_answered", "_context", "_log", "_offers", "_requests", "_turn")
+    __slots__ = ("_answered", "_context", "_log", "_offers", "_requests", "_turn", "believe")
 
     def __init__(self, log: Protection, context: LogContext, offers: Offers) -> None:
         self._log = log
@@ -87,6 +93,8 @@ class Backfill:
         self._answered: dict[NodeId, Millis] = {}
         #: Counts requests: whose turn it is to be asked.
         self._turn = 0
+        #: How many brokers must say that they hold a position; it changes with the epoch.
+        self.believe = 1
 
     def __bool__(self) -> bool:
         """Whether something is lacking that others may well have."""
@@ -107,7 +115,7 @@ class Backfill:
             log = self._context.log_of(channel)
             if log is not None and log.arriving:
                 continue  # the disk is busy with what has come
-            if log is None or not log.has_room:
+            if log is None or not log.filling or not log.has_room:
                 del self._requests[channel]
                 effects += [] if log is None else log.stop_filling()
                 continue
@@ -138,7 +146,7 @@ class Backfill:
                 self._log,
                 placed.position,
                 placed.chain,
-                placed.stamp,
+                log.ledger.base,
                 offer.stream,
                 offer.first,
                 offer.digests,
@@ -153,8 +161,12 @@ class Backfill:
         channel = past.stream.channel
         log = self._context.log_of(channel)
         request = self._requests.get(channel)
-        if log is None or request is None or not log.has_room:
+        if log is None or request is None or not log.filling or not log.has_room:
             return [Drop(DropReason.UNEXPECTED, sender)]
+        request.bases[sender] = past.base
+        if sum(base <= past.position for base in request.bases.values()) < self.believe:
+            request.due = now  # the next peer may hold it as well
+            return [Drop(DropReason.NOT_HELD, sender)]
         if not log.is_next(past):
             return [Drop(DropReason.OUT_OF_TURN, sender)]
         effects = None if self._offers.flaw(past.offer, bodies) else log.prepend(past, bodies, now)

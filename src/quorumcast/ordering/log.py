@@ -30,7 +30,7 @@ from quorumcast.core.machine import (
 )
 from quorumcast.ordering.messages import Offer, Past
 from quorumcast.ordering.offers import Stored
-from quorumcast.ordering.past import PastLedger, Placed
+from quorumcast.ordering.past import PastLedger, Peak, Placed
 from quorumcast.ordering.state import Extent, chained, extent_root
 
 #: Runs that are dropped at once; the rest follows with the next ticks.
@@ -61,6 +61,7 @@ class Held(Record, frozen=True, tag=True):
     filling: bool
     #: Oldest first.
     islands: tuple[Island, ...] = ()
+    peaks: tuple[Peak, ...] = ()
 
     @property
     def owner(self) -> str:
@@ -289,6 +290,7 @@ class OrderedLog(Carrier):
         first = archive.first(Placed, channel, held.base)
         last = archive.last(Placed, channel, position)
         self._islands, self.filling = held.islands, held.filling
+        self.ledger.peaks = held.peaks
         if first is None or last is None or last.position < first.position:
             return self.skip_to(position, chain, fill=held.filling or held.base != position)
         known = chained(last.chain, extent_root(last.digests))
@@ -304,7 +306,9 @@ class OrderedLog(Carrier):
         if self.ledger.archive is None:
             return []
         below = self._arriving[-1].position if self._arriving else self.ledger.base
-        held = Held(self.stream.channel, below, self.filling, self._islands)
+        lowest = min([below, *(island.base for island in self._islands)])
+        self.ledger.peaks = tuple(peak for peak in self.ledger.peaks if peak.last >= lowest)
+        held = Held(self.stream.channel, below, self.filling, self._islands, self.ledger.peaks)
         return [Persist(held, lazy=True)]
 
     @property
@@ -363,9 +367,8 @@ class OrderedLog(Carrier):
         """
         if chained(past.chain, extent_root(past.digests)) != self.lowest[1]:
             return None
-        after = self._lowest_run
-        stamp = past.stamp if after is None else min(past.stamp, after.stamp)
-        stamp = max(stamp, _latest(bodies))
+        after, latest = self._lowest_run, _latest(bodies)
+        stamp = latest if after is None else min(latest, after.stamp)
         self._stamp = max(self._stamp, stamp)
         placed = Placed(
             self.stream.channel,
@@ -385,6 +388,8 @@ class OrderedLog(Carrier):
             self._offers[past.stream, past.first] = (past.offer, bodies)
             return []
         self._arriving.append(placed)
+        if latest > stamp:
+            self.ledger.note_later(placed.position, placed.next - 1, latest)
         stored = Stored(past.offer, bodies)
         return [Persist(stored, lazy=True), Persist(placed, lazy=True), *self._note()]
 
@@ -398,7 +403,11 @@ class OrderedLog(Carrier):
                 break
             self._islands = tuple(others)
             if (island.next, island.chain) == (position, chain):
+                oldest = self.oldest
+                stamp = self._stamp if oldest is None else oldest.stamp
                 self.ledger.base = island.base
+                newest = self.ledger.note_joined(island.base, island.next, stamp)
+                self._stamp = max(self._stamp, newest)
             else:
                 end = min(island.next, position)  # what lies behind was fetched
                 effects.append(Forget(Placed, self.stream.channel, end, island.base))

@@ -147,8 +147,8 @@ class Past(Message, frozen=True, array_like=True):
     position: Positive
     #: Stands for everything that was ordered before it.
     chain: Annotated[bytes, Meta(max_length=DIGEST_SIZE)]
-    #: The largest time stamp up to its end, as far as I know.
-    stamp: int
+    #: The oldest position of the channel that I hold.
+    base: Positive
     stream: Stream
     first: Positive
     digests: Digests

@@ -4,6 +4,10 @@ Memory holds the newest positions (`warm` … `next`-1), the disk those before i
 A run on disk is two archived records: its offer with the bodies (`Stored`, by stream and number),
 and its place in the order (`Placed`, by channel and position). `Placed` repeats the digests, so
 that a broker reads no contents for a subscriber that wants only its votes.
+
+Searches by time rest on stamps that never fall from one run to the next. For a run that was fetched
+this broker knows only its own contents, and takes nobody's word for the rest. If it is stamped
+later than a run behind it, it is noted as a *peak*, and searches for its time begin there.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate
 from typing import ClassVar
+
+import msgspec
 
 from quorumcast.broadcast.ledger import Ledger, StoredRun
 from quorumcast.broadcast.times import Search
@@ -21,6 +27,8 @@ from quorumcast.ordering.offers import Stored
 
 #: What a channel retains is decided for whole runs (`ordering.log`), not by the ledger.
 _UNBOUNDED = Limits(retained_publications=MAX_NUMBER, retained_bytes=MAX_NUMBER)
+#: Peaks that are told apart.
+MAX_PEAKS = 32
 
 
 class Placed(Record, frozen=True, tag=True):
@@ -39,7 +47,8 @@ class Placed(Record, frozen=True, tag=True):
     #: Bytes of its contents; and a running total up to its end, of which only differences count.
     size: int
     end: int
-    #: The largest time stamp up to its end: it never falls from one run to the next.
+    #: The largest time stamp up to its end, as far as this broker knows: it never falls from one
+    #: run to the next. Runs with later stamps are in peaks.
     stamp: int
     #: When this broker wrote it, by a clock that a restart may change.
     at: Millis
@@ -58,16 +67,26 @@ class Placed(Record, frozen=True, tag=True):
         return self.position + len(self.digests) // DIGEST_SIZE
 
 
+class Peak(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Positions of which some are stamped later than their runs say, up to `stamp`."""
+
+    first: int
+    last: int
+    stamp: int
+
+
 class PastLedger(Ledger):
     """The positions of one channel at one broker."""
 
-    __slots__ = ("_channel", "archive")
+    __slots__ = ("_channel", "archive", "peaks")
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(_UNBOUNDED)
         self._channel = channel
         #: None where nothing is on disk: then everything is in memory. Set before anything is held.
         self.archive: ArchiveReader | None = None
+        #: Oldest first; at most MAX_PEAKS.
+        self.peaks: tuple[Peak, ...] = ()
 
     @property
     def warm(self) -> int:
@@ -170,17 +189,42 @@ class PastLedger(Ledger):
         newest = self.placed(warm - 1)
         if newest is None or newest.stamp < search.since_us:
             held = self._bodies.__getitem__
-            return self._times.first(search, max(warm, self.base), self.next, held, labelled)
-        low, high = self.base, newest.position
+            found = self._times.first(search, max(warm, self.base), self.next, held, labelled)
+        else:
+            found = self._stamped_since(search.since_us, self.base, newest.position)
+        peaks = [p for p in self.peaks if p.stamp >= search.since_us and p.last >= self.base]
+        return max(self.base, min([found, *(peak.first for peak in peaks)]))
+
+    def _stamped_since(self, stamp: int, low: int, high: int) -> int:
+        """The first position of low … high whose run on disk has this stamp or a later one."""
         while low < high:
             placed = self.placed((low + high) // 2)
             if placed is None:
                 break
-            if placed.stamp >= search.since_us:
+            if placed.stamp >= stamp:
                 high = placed.position
             else:
                 low = placed.next
         return low
+
+    def note_later(self, first: int, last: int, stamp: int) -> None:
+        """Note that some of these positions are stamped later than a run behind them."""
+        peaks = sorted((*self.peaks, Peak(first, last, stamp)))
+        if len(peaks) > MAX_PEAKS:  # searches begin too early rather than too late
+            at = min(range(MAX_PEAKS), key=lambda at: peaks[at + 1].last - peaks[at].first)
+            older, newer = peaks[at : at + 2]
+            stamp = max(older.stamp, newer.stamp)
+            peaks[at : at + 2] = [Peak(older.first, max(older.last, newer.last), stamp)]
+        self.peaks = tuple(peaks)
+
+    def note_joined(self, base: int, behind: int, stamp: int) -> int:
+        """Note what of these positions is later than a stamp; return their largest stamp."""
+        newest = self.placed(behind - 1)
+        if newest is None or newest.stamp <= stamp:
+            return stamp
+        first = self._stamped_since(stamp + 1, base, newest.position)
+        self.note_later(first, behind - 1, newest.stamp)
+        return newest.stamp
 
 
 def _part(placed: Placed, first: int, stop: int) -> bytes:

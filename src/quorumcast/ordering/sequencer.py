@@ -132,6 +132,7 @@ class Sequencer:
         """Make all parts that depend on the brokers of the epoch; what was executed stays."""
         context, execution = self._context, self._execution
         durable, window, checkpoint = self._terms
+        execution.backfill.believe = quorums.believe
         consensus = self._consensus = Consensus(
             self._log,
             context.me,
