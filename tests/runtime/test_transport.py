@@ -691,7 +691,7 @@ def test_renew_open_links_are_greeted_anew() -> None:
 @pytest.mark.parametrize(
     ("host", "port", "words"),
     [
-        (None, None, "another program already uses that port"),
+        (None, None, "already uses that port; stop it, or let 'quorumcast init --base-port' put"),
         ("203.0.113.7", None, "does not have that address"),
         ("no-such-host.invalid", None, "check its address"),
     ],

@@ -484,7 +484,10 @@ class Transport:
 
 #: Why an address cannot be listened on, and what helps.
 _LISTEN_ERRORS = {
-    errno.EADDRINUSE: ("another program already uses that port", "stop it, or change the port"),
+    errno.EADDRINUSE: (
+        "another program already uses that port",
+        "stop it, or let 'quorumcast init --base-port' put other ports",
+    ),
     errno.EADDRNOTAVAIL: (
         "this machine does not have that address",
         "run the node on the machine that is named",
