@@ -156,42 +156,36 @@ def test_only_contested_statements_reach_the_judge(spark: SparkSession) -> None:
     assert sorted((r["run"], r["kind"]) for r in found) == [("other", "statement")] * 2
 
 
-def test_statements_on_splitting_channels_are_compared(
-    spark: SparkSession,
-) -> None:
-    cell = Cell(Policy.named("ab"))
-    kept = msgspec.json.encode(sign_manifest(cell.manifest, identity_of("operator")))
-    sides = ((B1, b"one"), (B2, b"one"), (B3, b"other"), (B4, b"other"))
-    documents = [
-        document(BOB, "statement", msgspec.json.encode(signed))
-        for broker, body in sides
-        for _, signed in [cell.segment(NodeId(broker), 1, body, basis=Basis.FORWARDED)]
-    ]
-    assert contested(spark.createDataFrame(documents[:2], DOCUMENTS)).collect() == []
-    found = audit(
-        spark.createDataFrame([row(BOB, B1, kind="heard", reason="")], OBSERVATIONS),
-        spark.createDataFrame(documents, DOCUMENTS),
-        spark.createDataFrame([("r", kept)], CELLS),
-    ).collect()
-    assert {(r["node"], r["standing"]) for r in found} == {("alice", "suspected")}
-
-
-def test_verdicts_on_two_runs_at_once(spark: SparkSession) -> None:
+def test_verdicts_on_several_runs_at_once(spark: SparkSession) -> None:
     observations = [row(BOB, B1), row(CAROL, B1), row(BOB, B2, run="other")]
     documents = [
         document(BOB, "statement", statement(B1, b"one"), run="other"),
         document(CAROL, "statement", statement(B1, b"two"), run="other"),
         document("", "manifest", b"{}"),
     ]
+    # In the third run no broker contradicts itself, and the publisher splits them.
+    cell = Cell(Policy.named("ab"))
+    kept = msgspec.json.encode(sign_manifest(cell.manifest, identity_of("operator")))
+    sides = ((B1, b"one"), (B2, b"one"), (B3, b"other"), (B4, b"other"))
+    split = [
+        document(BOB, "statement", msgspec.json.encode(signed), run="split")
+        for broker, body in sides
+        for _, signed in [cell.segment(NodeId(broker), 1, body, basis=Basis.FORWARDED)]
+    ]
+    assert contested(spark.createDataFrame(split[:2], DOCUMENTS)).collect() == []
+    observations.append(row(BOB, B1, kind="heard", reason="", run="split"))
     found = audit(
         spark.createDataFrame(observations, OBSERVATIONS),
-        spark.createDataFrame(documents, DOCUMENTS),
-        spark.createDataFrame([("r", SIGNED), ("other", SIGNED)], CELLS),
+        spark.createDataFrame([*documents, *split], DOCUMENTS),
+        spark.createDataFrame([("r", SIGNED), ("other", SIGNED), ("split", kept)], CELLS),
     ).collect()
+    assert {(r["node"], r["standing"]) for r in found if r["run"] == "split"} == {
+        ("alice", "suspected")
+    }
     named = {
         (r["run"], r["node"], r["standing"])
         for r in found
-        if r["standing"] in ("proven", "suspected")
+        if r["standing"] in ("proven", "suspected") and r["run"] != "split"
     }
     # In the other run the proof takes the one broker that may lie; a single accuser is no suspect.
     assert named == {("r", B1, "suspected"), ("other", B1, "proven")}
@@ -280,15 +274,7 @@ def test_label_of_a_system_without_observers_is_one_sentence(
     assert "there is no system 'nowhere'" in capsys.readouterr().err
 
 
-def test_run_without_a_manifest_is_one_sentence(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_log(tmp_path / "log", BOB, [row(BOB, B1)])
-    assert main(["pipeline", "audit", str(tmp_path / "log")]) == 2
-    assert "name the cell's with -m" in capsys.readouterr().err
-
-
-def test_observer_comes_from_the_directory_not_from_the_row(
+def test_observer_comes_from_the_directory_and_bad_text_is_left_out(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
@@ -300,12 +286,17 @@ def test_observer_comes_from_the_directory_not_from_the_row(
         write_log(log, "z", [row("z", B1)])
         write_log(inner, node, [row(node, B1)])
     # In the other run somebody who really exists speaks.
-    write_log(log, CAROL, [row(CAROL, B1, run="heard")])
-    write_cell(log, "r", "heard")
+    # In the third run one of two accusers writes text that is not UTF-8.
+    write_log(log, CAROL, [row(CAROL, B1, run="heard"), row(CAROL, B1, run="text")])
+    bad = dict(zip(COLUMNS, row(BOB, B1, run="text"), strict=True)) | {"reason": b"\xff\xfe"}
+    kinds = {**COLUMNS, "reason": "binary"}
+    write_table(inner / "b.parquet", kinds, {name: [value] for name, value in bad.items()})
+    write_cell(log, "r", "heard", "text")
     found = audited(capsys, log)
     assert standings(found, "r") == {(BOB, "disputed"), (B1, "disputed")}
     assert (B1, "suspected") in standings(found, "heard")
-    assert found["left_out"] == {STRANGERS: 1, INCOMPLETE: 3}
+    assert standings(found, "text") == {(CAROL, "disputed"), (B1, "disputed")}
+    assert found["left_out"] == {STRANGERS: 1, INCOMPLETE: 4}
 
 
 def test_manifest_in_documents_of_a_node_is_ignored(
@@ -429,20 +420,3 @@ def test_run_names_cannot_escape_the_output_directory(
     found = audited(capsys, log, "--output", f"file://{tmp_path}/elsewhere")
     assert sorted(path.name for path in here.iterdir()) == ["found", "page.html"]
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["verdicts"]
-
-
-def test_text_that_is_not_utf8_does_not_stop_the_audit(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "log"
-    write_log(log, CAROL, [row(CAROL, B1)])
-    bad = {name: [value] for name, value in zip(COLUMNS, row(BOB, B1), strict=True)}
-    kinds = {**COLUMNS, "reason": "binary"}
-    write_table(
-        log / "observations" / f"{BY_OBSERVER}{BOB}" / "a.parquet", kinds,
-        {**bad, "reason": [b"\xff\xfe"]},
-    )  # fmt: skip
-    write_cell(log, "r")
-    found = audited(capsys, log)
-    assert standings(found) == {(CAROL, "disputed"), (B1, "disputed")}
-    assert found["left_out"] == {INCOMPLETE: 1}
