@@ -34,14 +34,12 @@ from quorumcast.broadcast.history import HistoryFetch
 from quorumcast.broadcast.messages import Cursor, Open, Pull, Ready
 from quorumcast.cell.messages import Position, Positions, Regain, Regained, Subscribe, Survey, Vote
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.holdings import UNANSWERED, Holdings
+from quorumcast.cell.serving.holdings import GRACE, MOVING_GRACE, UNANSWERED, Holdings
 from quorumcast.cell.serving.journal import Attested, Journal, Settled, Vouched
 from quorumcast.cell.serving.recovery import (
     CHUNK,
-    GRACE,
     IDLE_MS,
     IDLE_TICKS,
-    MOVING_GRACE,
     RANGE_TICKS,
     SLICE,
     TICK_MS,

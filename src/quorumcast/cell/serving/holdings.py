@@ -1,14 +1,17 @@
-"""What peers hold: the reports on which a broker bases state transfer.
+"""What peers hold: the reports on which a broker bases state transfer, and asking for them.
 
 A broker reports only *final* digests, which it would sign (`Carrier.final`) and which do not change
 any more. `peers_needed` says how many peers must report the same digest of a number. Streams that
-too few peers report are in doubt (`StreamsInDoubt`).
+too few peers report are in doubt (`StreamsInDoubt`); `StreamProgress` says whether a stream gets
+where enough peers are by itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
 
 from quorumcast.cell.messages import Position, Positions, Regain, Regained, Survey
 from quorumcast.cell.naming import name_in_turn
@@ -253,6 +256,85 @@ class Holdings:
 
 #: Ticks after which a broker stops waiting for a peer's answer, or for a stream in doubt.
 UNANSWERED = 20
+#: Ticks that a publisher has to open or continue its stream before peers are asked.
+GRACE = 6
+#: Ticks in which a stream that moves must get where enough peers were: a publisher that lies may
+#: send this broker a little now and then, and keep it behind for ever.
+MOVING_GRACE = 2 * GRACE
+
+
+class Surveys:
+    """The requests for peers' reports on channels that are not answered yet."""
+
+    __slots__ = ("_served", "_ticks")
+
+    def __init__(self, served: ServedStreams) -> None:
+        self._served = served
+        #: For how many ticks an answer has been awaited, by channel and peer.
+        self._ticks: dict[tuple[Channel, NodeId], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._ticks)
+
+    def ask(self, peers: Iterable[NodeId], channels: Iterable[Channel]) -> list[Effect]:
+        """Ask these peers about these channels, unless their answer is awaited already."""
+        pairs = [(channel, peer) for peer in peers for channel in channels]
+        fresh = [pair for pair in pairs if pair not in self._ticks]
+        self._ticks.update(dict.fromkeys(fresh, 0))
+        return [self._request(*pair) for pair in fresh]
+
+    def _request(self, channel: Channel, peer: NodeId) -> Effect:
+        return Send((peer,), Survey(channel, self._served.life))
+
+    def answered(self, channel: Channel, peer: NodeId) -> bool:
+        """Note that a peer has reported on a channel; False if it was not asked."""
+        return self._ticks.pop((channel, peer), None) is not None
+
+    def disconnected(self, peer: NodeId) -> None:
+        """Wait no longer for a peer that cannot be reached."""
+        self._ticks = {key: ticks for key, ticks in self._ticks.items() if key[1] != peer}
+
+    def awaited(self, channel: Channel) -> list[NodeId]:
+        """The peers whose reports on a channel are awaited."""
+        return [peer for name, peer in self._ticks if name == channel]
+
+    def tick(self) -> list[Effect]:
+        """Repeat requests, ever more rarely, and give them up in the end."""
+        effects: list[Effect] = []
+        for key, ticks in list(self._ticks.items()):
+            self._ticks[key] = ticks + 1
+            if ticks >= UNANSWERED:
+                del self._ticks[key]
+            elif ticks and ticks & (ticks - 1) == 0:
+                effects.append(self._request(*key))
+        return effects
+
+
+class StreamProgress(msgspec.Struct, frozen=True):
+    """Where a stream is, and since when it has not come further."""
+
+    #: The next number, and for how many ticks it has been that.
+    at: int
+    still: int = 0
+    #: The end that enough peers had, and for how many ticks this broker has not reached it.
+    goal: int = 0
+    late: int = 0
+
+    def tick(self, at: int, end: int) -> StreamProgress:
+        """One tick later: the next number here, and the end that enough peers have."""
+        still = self.still + 1 if at == self.at else 0
+        late = self.late + 1 if at < self.goal else 0
+        return StreamProgress(at, still, self.goal if late else end, late)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether its publisher does not continue it."""
+        return self.still >= GRACE
+
+    @property
+    def lags(self) -> bool:
+        """Whether its publisher does not bring it where peers are."""
+        return self.stalled or self.late >= MOVING_GRACE
 
 
 class StreamsInDoubt:
@@ -320,17 +402,17 @@ class StreamsInDoubt:
         own = own_report(entry, self._journal, stream, end)
         return end > carrier.ledger.floor and not self._holdings.reach(entry, stream, end, own)
 
-    def tick(self, streams: Iterable[Stream], every: int) -> bool:
+    def tick(self, streams: Iterable[Stream]) -> bool:
         """Count a tick for these; True if peers are to be asked again about one of them.
 
-        That is at the first tick, and after `every` more.
+        That is at the first tick, and after every GRACE more.
         """
         due = False
         for stream in streams:
             if self.includes(stream):
                 waited = 0 if self._comes_closer(stream) else self._ticks.get(stream, 0)
                 ticks = self._ticks[stream] = waited + 1
-                due |= ticks % every == 1 and ticks < UNANSWERED
+                due |= ticks % GRACE == 1 and ticks < UNANSWERED
             else:
                 self._reported.pop(stream, None)
         return due

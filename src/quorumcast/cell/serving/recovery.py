@@ -38,11 +38,12 @@ import msgspec
 
 from quorumcast.broadcast.contract import Vouch, match
 from quorumcast.broadcast.messages import Open
-from quorumcast.cell.messages import Positions, Regain, Regained, Survey
+from quorumcast.cell.messages import Positions, Regain, Regained
 from quorumcast.cell.serving.holdings import (
-    UNANSWERED,
     Holdings,
+    StreamProgress,
     StreamsInDoubt,
+    Surveys,
     own_report,
     recoverable,
 )
@@ -78,42 +79,10 @@ CHUNK = 256
 SLICE = 128
 #: Ticks for one range before it is made smaller, and at last given up.
 RANGE_TICKS = 4
-#: Ticks that a publisher has to open or continue its stream before peers are asked.
-GRACE = 6
-#: Ticks in which a stream that moves must get where enough peers were: a publisher that lies may
-#: send this broker a little now and then, and keep it behind for ever.
-MOVING_GRACE = 2 * GRACE
 
 
 class RecoveryTick(Timer, frozen=True, tag=True):
     """Look for what is missing, and ask again."""
-
-
-class StreamProgress(msgspec.Struct, frozen=True):
-    """Where a stream is, and since when it has not come further."""
-
-    #: The next number, and for how many ticks it has been that.
-    at: int
-    still: int = 0
-    #: The end that enough peers had, and for how many ticks this broker has not reached it.
-    goal: int = 0
-    late: int = 0
-
-    def tick(self, at: int, end: int) -> StreamProgress:
-        """One tick later: the next number here, and the end that enough peers have."""
-        still = self.still + 1 if at == self.at else 0
-        late = self.late + 1 if at < self.goal else 0
-        return StreamProgress(at, still, self.goal if late else end, late)
-
-    @property
-    def stalled(self) -> bool:
-        """Whether its publisher does not continue it."""
-        return self.still >= GRACE
-
-    @property
-    def lags(self) -> bool:
-        """Whether its publisher does not bring it where peers are."""
-        return self.stalled or self.late >= MOVING_GRACE
 
 
 class RangeFetch:
@@ -167,7 +136,7 @@ class Recovery:
         "_served",
         "_set",
         "_size",
-        "_surveyed",
+        "_surveys",
         "_turn",
         "_unasked",
         "_up",
@@ -182,8 +151,7 @@ class Recovery:
         self._holdings = Holdings(view)
         #: Peers that can be reached.
         self._up: dict[NodeId, None] = {}
-        #: For how many ticks an answer has been awaited, by channel and peer.
-        self._surveyed: dict[tuple[Channel, NodeId], int] = {}
+        self._surveys = Surveys(served)
         #: Streams for which nothing can be fetched before, or after (True), what is held, for now.
         self._done: dict[tuple[Stream, bool], None] = {}
         self._progress: dict[Stream, StreamProgress] = {}
@@ -234,7 +202,7 @@ class Recovery:
         quorums = self._view.quorums
         for entry in self._entries():
             told = self._holdings.answered(entry.name)
-            asked = any(name == entry.name and peer not in told for name, peer in self._surveyed)
+            asked = any(peer not in told for peer in self._surveys.awaited(entry.name))
             enough = max(quorums.other_responders, self._holdings.needed(entry))
             if asked or len(told) < min(quorums.others, enough):
                 waits.append(f"what the other brokers hold of {entry.name!r}")
@@ -262,17 +230,14 @@ class Recovery:
     def disconnected(self, peer: NodeId) -> None:
         """A peer cannot be reached."""
         self._up.pop(peer, None)
-        self._surveyed = {key: n for key, n in self._surveyed.items() if key[1] != peer}
+        self._surveys.disconnected(peer)
 
     def left_out(self, stream: Stream) -> list[Effect]:
         """A publisher could not repeat what this broker lacks of a stream: ask the peers."""
         return self._survey(tuple(self._up), [c for c in self._channels() if c == stream.channel])
 
     def _survey(self, peers: Iterable[NodeId], channels: list[Channel]) -> list[Effect]:
-        pairs = [(channel, peer) for peer in peers for channel in channels]
-        fresh = [pair for pair in pairs if pair not in self._surveyed]
-        self._surveyed.update(dict.fromkeys(fresh, 0))
-        asked = [Send((peer,), Survey(channel, self._served.life)) for channel, peer in fresh]
+        asked = self._surveys.ask(peers, channels)
         return [*asked, *self._wake(TICK_MS)] if asked else []
 
     def _wake(self, after_ms: int) -> list[Effect]:
@@ -292,7 +257,7 @@ class Recovery:
         return self._on_regained(event, message) if isinstance(message, Regained) else []
 
     def _on_positions(self, sender: NodeId, message: Positions) -> list[Effect]:
-        if self._surveyed.pop((message.channel, sender), None) is None:
+        if not self._surveys.answered(message.channel, sender):
             return [Drop(DropReason.UNEXPECTED, sender)]
         first = sender not in self._holdings.answered(message.channel)
         streams = self._holdings.replace(sender, message)
@@ -526,16 +491,14 @@ class Recovery:
 
         Or if no peer knows the stream: then beginning later leaves nothing out.
         """
-        waits = {channel for channel, _ in self._surveyed}
         enough = self._view.quorums.other_responders
         for served in filter(None, map(self._served.get, streams)):
             for stream, carrier in served.lanes() if served.entry.policy.settles else ():
                 claim = carrier.ledger.unrepeated
                 if carrier.ledger.begun or claim <= carrier.ledger.start:
                     continue
-                answers = (
-                    0 if stream.channel in waits else len(self._holdings.answered(stream.channel))
-                )
+                waits = self._surveys.awaited(stream.channel)
+                answers = 0 if waits else len(self._holdings.answered(stream.channel))
                 unknown = answers >= enough and not self._holdings.of(stream)
                 if unknown or claim <= self._reach(stream):
                     self._resume(stream, claim)
@@ -600,24 +563,19 @@ class Recovery:
         effects: list[Effect] = []
         self._unasked += 1
         # Also while something is missing, which may never come: the peers go on meanwhile.
-        asks_again = self._in_doubt.tick(streams, GRACE)
+        asks_again = self._in_doubt.tick(streams)
         if self._idle or self._unasked >= IDLE_TICKS or asks_again:
             self._idle = False
             self._unasked = 0
             effects += self._survey(tuple(self._up), self._channels())
-        for key, ticks in list(self._surveyed.items()):
-            self._surveyed[key] = ticks + 1
-            if ticks >= UNANSWERED:
-                del self._surveyed[key]
-            elif ticks and ticks & (ticks - 1) == 0:
-                effects.append(Send((key[1],), Survey(key[0], self._served.life)))
+        effects += self._surveys.tick()
         if self._fetch is not None:
             effects += self._urge(self._fetch)
         effects += self._next()
         if not self._channels():
             return effects
         self._late |= any(self._in_doubt.includes(s) or self._is_late(s) for s in streams)
-        busy = self._surveyed or self._round or self._late or self._unanswered()
+        busy = self._surveys or self._round or self._late or self._unanswered()
         self._late &= bool(self._round)
         return effects + self._wake(TICK_MS if busy else IDLE_MS)
 
