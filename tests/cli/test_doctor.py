@@ -473,9 +473,35 @@ def test_status_table_fits_eighty_columns(manifest: Manifest) -> None:
     text = shown.get()
     assert max(map(len, text.splitlines())) <= STATUS_WIDTH
     states = ("leader", "catching up", "proven liar")
-    for whole in ("123,456", "987.6", "12,345", "1,234,567", *states):
+    for whole in ("123,456", "987.6", "12,345", "1.2M", *states):
         assert whole in text
     assert "…" not in text
+
+
+def test_status_table_with_seven_long_names_and_two_logs_cuts_nothing(manifest: Manifest) -> None:
+    like = rows(manifest)["broker-1"]
+    names = [f"broker-{number}-in-the-data-centre-of-frankfurt" for number in range(1, 8)]
+    log = {"executed": 123_456_789, "leader": names[0]}
+    like |= {
+        "brokers": {name: {"up": True} for name in names},
+        "clients": ["alice"] * 1234,
+        "rates": {"publications": 1_234_567.0, "bytes_in": 1234.5e6},
+        "rss_bytes": 12_345e6,
+        "epoch": 12_345,
+        "logs": {"byzantine": log, "crash": log},
+    }
+    answers = {name: dict(like) for name in names}
+    answers[names[6]] = {"up": False, "state": "broker-7 of cell another-with-a-long-name"}
+    out = Console(width=STATUS_WIDTH, file=io.StringIO())
+    with out.capture() as shown:
+        out.print(status_table("a-long-name-of-a-cell-" * 4, answers))
+    text = shown.get()
+    assert max(map(len, text.splitlines())) <= STATUS_WIDTH
+    assert "…" not in text
+    for figure, times in {"12345": 6, "7/7": 6, "1,234.5": 6, "12,345": 6, "123.5M": 12}.items():
+        assert text.count(figure) == times
+    column = "".join(line.split("  ")[0].strip() for line in text.splitlines())
+    assert all(name in column for name in names)
 
 
 def test_probe_of_something_that_is_no_broker(manifest: Manifest) -> None:

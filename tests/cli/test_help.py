@@ -53,6 +53,7 @@ def test_help_is_printed_as_it_is_written_in_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     assert main([*words, "--help"]) == 0
     printed = capsys.readouterr().out
+    assert "\n  --json " in printed or "COMMAND [ARGS]" in printed  # what people see, programs can
     assert max(map(len, printed.splitlines())) <= 80
     assert not re.search(r"[a-z,:] ?\.\.\.$", printed, re.MULTILINE)  # no sentence is cut
 

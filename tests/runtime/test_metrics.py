@@ -76,7 +76,7 @@ def test_metrics_of_a_channel_count_its_publications(cluster: LocalCluster, chan
     def counted() -> bool:
         found = samples(cluster)
         publications = value(found, "channel_publications_total", channel=channel) or 0
-        events = value(found, "channel_events_per_publication", channel=channel) or 0
+        events = value(found, "channel_sampled_events_per_publication", channel=channel) or 0
         size = value(found, "channel_bytes_total", channel=channel) or 0
         return publications * events == 3 and 3000 < size < 6000
 

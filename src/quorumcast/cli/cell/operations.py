@@ -62,8 +62,11 @@ def status_table(cell: str, rows: Rows) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    found.columns[0].no_wrap = True
-    found.columns[1].min_width = len("catching up")
+    broker, state, *figures = found.columns
+    broker.overflow = state.overflow = "fold"  # long names take several lines
+    state.min_width = len("catching up")
+    for figure in figures:
+        figure.no_wrap = True
     proven = {accused for row in rows.values() for accused in row.get("accusations", ())}
     for name, row in rows.items():
         if not row["up"]:
@@ -77,12 +80,17 @@ def status_table(cell: str, rows: Rows) -> Table:
             str(row["epoch"]),
             f"{len(peers)}/{len(row['brokers'])}",
             str(len(row["clients"])),
-            f"{rates['publications']:,.0f}",
+            _figure(rates["publications"]),
             f"{rates['bytes_in'] / 1e6:,.1f}",
             f"{row['rss_bytes'] / 1e6:,.0f}",
-            ", ".join(f"{log['executed']:,}" for log in row["logs"].values()),
+            "\n".join(_figure(log["executed"]) for log in row["logs"].values()),
         )
     return found
+
+
+def _figure(number: float) -> str:
+    """A number in at most seven characters, up to a billion; --json has all of its digits."""
+    return f"{number:,.0f}" if number < 1e6 else f"{number / 1e6:,.1f}M"
 
 
 def _state(name: str, row: dict[str, Any], proven: set[str]) -> str:

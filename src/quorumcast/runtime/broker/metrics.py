@@ -58,8 +58,9 @@ class ChannelMetrics(msgspec.Struct, frozen=True):
 
     publications: int
     size: int
-    #: Mean number of events in the newest publications; None without any.
-    events_per_publication: float | None
+    #: Mean number of events in a sample of the newest publications; None without any. An exact
+    #: count would take work for every publication, and brokers handle whole runs.
+    sampled_events: float | None
     #: Publications that each subscriber is behind, by client.
     lags: dict[NodeId, int]
 
@@ -80,15 +81,13 @@ def channel_metrics(manifest: Manifest, machine: Broker) -> dict[Channel, Channe
         found[entry.name] = ChannelMetrics(
             total.publications,
             total.size,
-            _events_per_publication(machine, newest, labelled=entry.policy.total),
+            _sampled_events(machine, newest, labelled=entry.policy.total),
             lags,
         )
     return found
 
 
-def _events_per_publication(
-    machine: Broker, streams: Iterable[Stream], *, labelled: bool
-) -> float | None:
+def _sampled_events(machine: Broker, streams: Iterable[Stream], *, labelled: bool) -> float | None:
     events: list[int] = []
     for stream in streams:
         served = machine.served(stream)
@@ -178,11 +177,11 @@ class Collector(msgspec.Struct, eq=False):
         )
         yield _filled(size, {name: one.size for name, one in channels.items()})
         events = GaugeMetricFamily(
-            "quorumcast_channel_events_per_publication",
-            "mean over the newest publications",
+            "quorumcast_channel_sampled_events_per_publication",
+            "mean over a sample of the newest publications: an estimate",
             labels=["channel"],
         )
-        means = {name: one.events_per_publication for name, one in channels.items()}
+        means = {name: one.sampled_events for name, one in channels.items()}
         yield _filled(events, {name: mean for name, mean in means.items() if mean is not None})
         lags = GaugeMetricFamily(
             "quorumcast_subscriber_lag",
