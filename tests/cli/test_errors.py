@@ -1,6 +1,7 @@
 """Whatever a user gets wrong: one sentence that says what to do, exit code 2, no traceback."""
 
 import json
+import shlex
 import socket
 import subprocess
 import sys
@@ -537,3 +538,16 @@ def test_broker_whose_directory_cannot_be_made(
     place = tmp_path / "file" / "data"
     line = sentence(capsys, "broker", "-m", cell, "-i", "broker-1", "--data", place)
     assert f"{place} cannot be used (Not a directory); choose another directory" in line
+
+
+def test_output_that_is_closed_is_no_error(cell: Path) -> None:
+    for end in (">&-", "| true"):
+        shell = f"{shlex.quote(sys.executable)} -m quorumcast epoch show -m {cell} {end}"
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", shell],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")

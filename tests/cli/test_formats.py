@@ -181,6 +181,20 @@ def test_table_that_a_signal_ends_is_read_with_all_that_came(
     assert table.column("price").to_pylist() == many.column("price").to_pylist()[: table.num_rows]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+@pytest.mark.parametrize("format_", ["csv", "parquet"])
+def test_table_on_a_full_disk_is_one_sentence(cell: Path, many: pa.Table, format_: str) -> None:
+    shell = [*QUORUMCAST, "replay", "many", "-m", str(cell), "-i", "bob", "--format", format_]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            shell, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("quorumcast: the output cannot be written, the")
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 def test_binary_payloads_are_written_as_they_are(cell: Path, tmp_path: Path) -> None:
     photo = b"\0\n" * 50_000
     (tmp_path / "photo").write_bytes(photo)

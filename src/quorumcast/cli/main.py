@@ -16,6 +16,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from errno import ENOSPC
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -143,6 +144,8 @@ def _fail(sentence: str, code: int = USAGE_ERROR) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit code."""
+    if sys.stdout is None:  # closed, as by >&-
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end of the process
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Arguments need not be UTF-8, and may be part of the output.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -160,6 +163,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnicodeEncodeError as error:
         return _fail(f"{error.object!r} is not UTF-8; only events may be other bytes")
     except OSError as error:
+        if error.errno == ENOSPC and error.filename is None:
+            return _fail(
+                "the output cannot be written, the disk is full: free space, or write to another"
+            )
         return _fail(f"{error.strerror or error} ({error.filename or 'no file'})")
     return code
 
@@ -199,6 +206,10 @@ def _run_command(name: str, words: list[str]) -> int:
     parser_error: type[Exception] = next(b for b in bases if b.__name__ == "ClickException")
     try:
         code = _parser(name)(words, standalone_mode=False, prog_name="quorumcast")
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # of which the parser makes exit code 1
+            raise ended.__context__ from None
+        raise
     except typer.Abort:
         return INTERRUPTED
     except parser_error as error:

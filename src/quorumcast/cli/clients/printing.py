@@ -92,7 +92,11 @@ class Printer:
             return 0
         count = len(item) if most is None else min(most, len(item))
         if self._writer is not None:
-            self._writer.write(self._columns(item.data.slice(0, count)))
+            try:
+                self._writer.write(self._columns(item.data.slice(0, count)))
+            except OSError:
+                self._writer = None  # a table that cannot be written cannot be ended either
+                raise
         elif self._json:
             for event in item.events()[:count]:
                 self._print_json(event)
