@@ -702,6 +702,19 @@ def test_journal_waits_for_a_longer_record_that_cannot_be_extended_from_the_ledg
     assert journal.whole(shorter, ledger) is None
 
 
+def test_journal_replaces_no_record_by_a_shorter_one_that_is_partly_released() -> None:
+    """A broker signs a segment again of which it no longer retains everything."""
+    journal, ledger = Journal(), Ledger(Limits())
+    signed = Attested(STREAM, 1, digests(b"a", b"b", b"c", b"d"))
+    assert journal.whole(signed, ledger) == signed
+    journal.synced(signed)
+    assert journal.release(STREAM, 4, longest=4) == []
+    assert journal.whole(Attested(STREAM, 1, b""), ledger) is None
+    forgotten = journal.release(STREAM, 6, longest=4)
+    assert Forget(Attested, str(STREAM), 2) in forgotten
+    assert journal.addresses == 0
+
+
 def test_broker_with_a_journal_echoes_nothing_else_when_others_have() -> None:
     """It is ready for what enough others echoed, and had itself echoed another run before."""
     made = restarted(replace(BRB, journal=True), publish(1, b"b"))
@@ -710,6 +723,19 @@ def test_broker_with_a_journal_echoes_nothing_else_when_others_have() -> None:
     said = [*effects, *synced(effects)]
     assert messages(said, Ready) == [Ready(STREAM, 1, root(1, digests(b"a")))]
     assert messages(said, Echo) == []
+
+
+def test_broker_journals_a_shorter_run_that_won_against_the_one_it_echoed() -> None:
+    """The journal kept the longer run, and the broker voted for what it did not hold."""
+    made = broker(replace(BRB, journal=True), BOB)
+    made.handle(subscribe(BOB, Cursor(STREAM, 1)), T0)
+    made.handle(publish(1, b"x", b"y"), T0)
+    won = Contents(STREAM, 1, digests(b"a"))
+    effects = feed(made.handle, echo(B2), echo(B3), echo(B4), Receive(B2, won, (b"a",)))
+    vouched = [e for e in effects if isinstance(e, Persist) and isinstance(e.record, Vouched)]
+    assert [e.record for e in vouched][-1] == Vouched(STREAM, 1, digests(b"a"))
+    assert messages(effects, Vote) == []
+    assert messages(synced(effects), Vote) == [Vote(STREAM, 1, digests(b"a"))]
 
 
 def test_broker_with_a_journal_does_not_echo_again_what_it_had_settled() -> None:

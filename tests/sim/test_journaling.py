@@ -113,6 +113,13 @@ def test_record_that_replaces_a_longer_or_other_one_is_reported(
     assert says(Persist(kind(STREAM, 1, ONE + OTHER + ONE)), held) == []
     assert says(Persist(kind(STREAM, 2, ONE)), held) == []
     assert says(Persist(kind(STREAM, 1, ONE)), held) == ["Journal"]
-    assert says(Persist(kind(STREAM, 1, ONE)), held, lies=True) == ["Journal"]
+    assert says(Persist(kind(STREAM, 1, ONE)), held, policy="ab", lies=True) == ["Journal"]
     assert says(Persist(kind(STREAM, 1, OTHER + ONE)), held) == ["Journal"]
     assert says(Persist(kind(STREAM, 1, OTHER + ONE)), held, lies=True) == []
+
+
+def test_shorter_run_of_a_liar_may_replace_a_longer_one_but_no_signed_segment() -> None:
+    for kind, expected in ((Vouched, []), (Attested, ["Journal"])):
+        held = kind(STREAM, 1, ONE + OTHER)
+        assert says(Persist(kind(STREAM, 1, ONE)), held, lies=True) == expected
+        assert says(Persist(kind(STREAM, 1, ONE)), held) == ["Journal"]

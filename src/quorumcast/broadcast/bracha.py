@@ -203,7 +203,9 @@ class Bracha(Carrier):
         instance = self._instances.get(first)
         if instance is None or instance.echoed is None:
             return None
-        found = instance.contents.get(instance.echoed)
+        # It votes for what it is ready for, although it may have echoed another run.
+        said = instance.ready if first in self._vouched else instance.echoed
+        found = None if said is None else instance.contents.get(said)
         return None if found is None else (b"".join(found[0]), found[1])
 
     @property

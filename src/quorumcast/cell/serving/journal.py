@@ -182,16 +182,20 @@ class Journal:
             lane.starts.update(dict.fromkeys(numbers, record.first))
             lane.lengths[record.first] = len(digests)
 
-    def whole(self, record: VouchRecord, ledger: Ledger) -> VouchRecord | None:
+    def whole(
+        self, record: VouchRecord, ledger: Ledger, *, whole_runs: bool = False
+    ) -> VouchRecord | None:
         """The record to write, extended so that it never replaces a longer one.
 
         If the digests to extend it with are not held, the journal says the same already: the result
-        is the longer record while that is being written, and None once it is on disk.
+        is the longer record while that is being written, and None once it is on disk. Where votes
+        are about whole runs it is written as it is: a shorter run may have won against the one that
+        this broker echoed.
         """
         written = self._written.setdefault(record.stream, {})
         key, count = (type(record), record.first), len(record.digests) // DIGEST_SIZE
         longest = written.get(key, 0)
-        if longest <= count:
+        if longest <= count or whole_runs:
             written[key] = count
             self._unsynced[type(record), record.stream, record.first] = record
             return record
@@ -235,10 +239,29 @@ class Journal:
         lane = self._lanes.setdefault(stream, JournaledLane())
         lane.digests.update(enumerate(split_digests(digests), first))
 
-    def forget(self, stream: Stream, below: int) -> None:
-        """Forget the numbers below this one."""
+    def release(self, stream: Stream, below: int, longest: int) -> list[Effect]:
+        """Forget what a lane no longer retains, in memory and on disk.
+
+        A record has at most `longest` numbers, so one that begins so far below ends below as well.
+        Until the disk has lost it, a shorter one must not replace it.
+        """
+        self._forget(stream, below, max(below - longest, 0))
+        if below <= longest:
+            return []
+        return [Forget(kind, str(stream), below - longest) for kind in (Vouched, Attested)]
+
+    def erase(self, stream: Stream) -> list[Effect]:
+        """Forget everything about a stream that is over, on disk if it was written there."""
+        for lane in (stream.data, stream.history):
+            self._forget(lane, MAX_NUMBER + 1, MAX_NUMBER + 1)
+        kinds: tuple[type[Record], ...] = (Vouched, Attested, Released, Settled)
+        lanes = (stream.data, stream.history)
+        return [Forget(kind, str(lane), MAX_NUMBER + 1) for lane in lanes for kind in kinds]
+
+    def _forget(self, stream: Stream, below: int, removed: int) -> None:
+        """Forget numbers below one, and records on disk that begin below the other."""
         written = self._written.get(stream, {})
-        for key in [key for key in written if key[1] < below]:
+        for key in [key for key in written if key[1] < removed]:
             del written[key]
         if not written:
             self._written.pop(stream, None)
@@ -307,20 +330,3 @@ class Journal:
         return lane.lengths.get(first, count) != count or any(
             lane.starts.get(number, first) != first for number in range(first, first + count)
         )
-
-
-def shorten(stream: Stream, below: int, longest: int) -> list[Effect]:
-    """Remove from the journal what a lane no longer retains.
-
-    A record has at most `longest` numbers, so one that begins so far below ends below as well.
-    """
-    if below <= longest:
-        return []
-    return [Forget(kind, str(stream), below - longest) for kind in (Vouched, Attested)]
-
-
-def erase(stream: Stream) -> list[Effect]:
-    """Remove everything about a stream that is over from the journal."""
-    kinds: tuple[type[Record], ...] = (Vouched, Attested, Released, Settled)
-    lanes = (stream.data, stream.history)
-    return [Forget(kind, str(lane), MAX_NUMBER + 1) for lane in lanes for kind in kinds]

@@ -13,13 +13,11 @@ from quorumcast.cell.serving.journal import (
     Settled,
     Vouched,
     VouchRecord,
-    erase,
-    shorten,
 )
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.cell.serving.served_streams import ServedStreams
 from quorumcast.core.ids import NodeId
-from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
+from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Effect, Persist, Send
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
 from quorumcast.manifest.view import View
@@ -39,7 +37,11 @@ class JournalWriter:
         self, served: ServedStream, record: VouchRecord, then: Sequence[Effect]
     ) -> list[Effect]:
         """Carry out effects once the journal holds a record of what they vouch for."""
-        whole = self._journal.whole(record, served.ledger(record.stream.lane))
+        whole = self._journal.whole(
+            record,
+            served.ledger(record.stream.lane),
+            whole_runs=isinstance(record, Vouched) and served.entry.policy.whole_runs,
+        )
         if whole is None:
             return list(then)
         served.writing(whole)
@@ -96,8 +98,8 @@ class JournalWriter:
                 effects.append(Persist(Settled(stream, carrier.settled)))
         longest = max(MAX_RUN, served.entry.policy.limits.segment)
         for stream, below in served.released():
-            self._journal.forget(stream, below)
-            effects += [Persist(Released(stream, below)), *shorten(stream, below, longest)]
+            gone = self._journal.release(stream, below, longest)
+            effects += [Persist(Released(stream, below)), *gone]
         return effects
 
     def note_endings(self) -> list[Effect]:
@@ -105,8 +107,7 @@ class JournalWriter:
         effects: list[Effect] = []
         for ended in self._served.take_endings():
             entry = self._view.channel(ended.channel)
+            erased = self._journal.erase(ended)
             if entry is not None and entry.policy.journal:
-                effects += [Persist(self._served.ended(ended)), *erase(ended)]
-            for lane in (ended, ended.history):
-                self._journal.forget(lane, MAX_NUMBER + 1)
+                effects += [Persist(self._served.ended(ended)), *erased]
         return effects

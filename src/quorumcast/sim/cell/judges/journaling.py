@@ -88,8 +88,11 @@ class Journaled(EffectChecker):
         if not isinstance(held, Vouched | Attested):
             return
         lies = not facts.adversary.is_correct(record.stream.publisher)
-        if len(record.digests) < len(held.digests) or not (
-            lies or record.digests.startswith(held.digests)
+        entry = facts.manifest.channel(record.stream.channel)
+        # Where votes are about whole runs, the shorter one of two that a liar made may win.
+        whole = isinstance(record, Vouched) and entry is not None and entry.policy.whole_runs
+        if not record.digests.startswith(held.digests) and not (
+            lies and (whole or len(record.digests) >= len(held.digests))
         ):
             what = f"{type(record).__name__} of {record.stream} {record.first}"
             facts.violate(self.name, f"{node} replaces {what} by something else")

@@ -6,9 +6,8 @@ from msgspec.structs import replace
 
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.ledger import Ledger
-from quorumcast.cell.serving import journal_writer
 from quorumcast.cell.serving.holdings import Holdings
-from quorumcast.cell.serving.journal import Journal, shorten
+from quorumcast.cell.serving.journal import Journal
 from quorumcast.cell.serving.recovery import Recovery
 from quorumcast.cell.subscribing.excerpt import Excerpt
 from quorumcast.core.limits import MAX_FRAME_BYTES
@@ -109,6 +108,9 @@ def _echoed_remains(self: Bracha, first: int) -> tuple[bytes, Bodies] | None:
 _join = Ledger.join
 
 
+_release = Journal.release
+
+
 def _follow(self: Ledger, base: int, fresh: int, *, trusted: bool) -> bool:
     return _join(self, base, fresh, trusted=True)
 
@@ -119,7 +121,7 @@ RECOVERY_VARIANTS: tuple[Variant, ...] = (
         [
             Patch(Journal, "released", lambda self, stream: 1),
             # Streams of a simulation are too short for their journals to be compacted.
-            Patch(journal_writer, "shorten", lambda stream, below, _: shorten(stream, below, 1)),
+            Patch(Journal, "release", lambda self, lane, below, _: _release(self, lane, below, 1)),
         ],
         lambda seed: retold("ab"), ("One story",),
     ),
