@@ -74,7 +74,8 @@ def test_draw_has_several_faults_at_once_and_never_too_many_brokers() -> None:
     for plan in plans:
         brokers = broker_names(plan.brokers + plan.newcomers)
         liars = {c.node for c in plan.corruptions} | {node for node, _ in plan.doomed}
-        assert len(liars & set(brokers)) <= plan.f
+        most = max([plan.f, *(act.amount for act in plan.acts if act.what == "faults")])
+        assert len(liars & set(brokers)) <= most
     assert any(len({c.node for c in plan.corruptions}) > plan.f for plan in plans)
     names = [[c.node for c in plan.corruptions] for plan in plans]
     assert any(len(nodes) != len(set(nodes)) for nodes in names), "two faults of one node"
@@ -85,6 +86,22 @@ def test_draw_has_several_faults_at_once_and_never_too_many_brokers() -> None:
 )
 def test_draw_lets_it_happen(what: str) -> None:
     assert any(act.what == what for seed in range(400) for act in draw(seed).acts)
+
+
+@pytest.mark.parametrize("what", ["faults", "retain", "delete", "create"])
+@pytest.mark.parametrize("policy", ["brb", "total"])
+def test_draw_members_lets_epochs_change_it(what: str, policy: str) -> None:
+    plans = [draw(seed, policy, "members") for seed in range(60)]
+    assert any(act.what == what for plan in plans for act in plan.acts)
+
+
+def test_draw_members_lets_one_more_broker_lie_once_f_is_larger() -> None:
+    plans = [draw(seed, "brb", "members") for seed in range(60)]
+    late = [(plan, act) for plan in plans for act in plan.acts if act.what == "faults" and act.node]
+    assert late
+    for plan, act in late:
+        assert act.amount == plan.f + 1
+        assert [node for node, _ in plan.doomed] == [act.node]
 
 
 def test_draw_has_partitions_that_outlast_a_leaders_patience() -> None:

@@ -26,17 +26,17 @@ from quorumcast.sim.kernel.scheduler import Scheduler
 class CellFaults(FaultModel):
     """The nodes of a cell that may be faulty together, and the faults that each can commit."""
 
-    def __init__(self, cell: Cell) -> None:
-        super().__init__(cell.manifest.f, {})
+    def __init__(self, cell: Cell, most_faulty: int | None) -> None:
+        super().__init__(cell.manifest.f if most_faulty is None else most_faulty, {})
         self._cell = cell
 
     def refusal(self, node: NodeId, faulty: Mapping[NodeId, str]) -> str:
         manifest = self._cell.manifest
         taken = [broker for broker in manifest.broker_ids if broker in faulty]
-        if manifest.broker(node) is None or len(taken) < manifest.f:
+        if manifest.broker(node) is None or len(taken) < self._most:
             return ""
         return (
-            f"{node} cannot be faulty, too: the model allows f={manifest.f} "
+            f"{node} cannot be faulty, too: the model allows f={self._most} "
             f"and {', '.join(taken)} already are"
         )
 
@@ -71,9 +71,16 @@ class CellAdversary(Adversary):
     """Injects faults into the nodes of a cell."""
 
     def __init__(
-        self, cell: Cell, scheduler: Scheduler, network: Network, nodes: dict[NodeId, SimulatedNode]
+        self,
+        cell: Cell,
+        scheduler: Scheduler,
+        network: Network,
+        nodes: dict[NodeId, SimulatedNode],
+        *,
+        most_faulty: int | None = None,
     ) -> None:
-        super().__init__(CellFaults(cell), scheduler, network, nodes)
+        # f may change during a run: `most_faulty` is the largest.
+        super().__init__(CellFaults(cell, most_faulty), scheduler, network, nodes)
         self._cell = cell
         #: Brokers that have crashed: journals keep votes, not contents.
         self.lossy: dict[NodeId, None] = {}

@@ -1,4 +1,4 @@
-"""Epoch changes during a run: other keys, brokers added or removed, and channels deleted.
+"""Epoch changes during a run: other keys, brokers, f, retention, and channels that are replaced.
 
 `change_key` gives every node the next manifest at once; `call_with_stolen_key` then shows whether
 the cell still honours the keys of the old epoch. `Members` changes the brokers as the command line
@@ -11,6 +11,7 @@ the next manifest by one that is ahead, and a broker that the manifest no longer
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -34,13 +35,17 @@ from quorumcast.manifest.build import (
     rotate,
 )
 from quorumcast.manifest.files import parse_manifest, sign_manifest
-from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.successor import check_successor
 from quorumcast.sim.cell.cells import CELL_NAME, Cell, identity_of, operator_of
+from quorumcast.sim.cell.judges.facts import CellFacts
 from quorumcast.sim.cell.world import CellWorld
+from quorumcast.sim.kernel.plan import Act
 
 #: Interval at which brokers read the manifest file, and at which the operator tries the next step.
 READ_MS, STEP_MS = 80, 40
+#: Acts of the operator that begin an epoch by way of the manifest file.
+STEPS = ("add", "remove", "faults", "retain", "delete", "create")
 
 
 def own_keyrings(cell: Cell) -> Cell:
@@ -109,10 +114,16 @@ class AdoptedEpoch(msgspec.Struct, frozen=True):
 class Members:
     """The operator's steps, the manifest file, and the epoch of each broker."""
 
+    #: The promise that the operator's steps are taken, and reach every correct broker.
+    name = "Epochs"
+
     __slots__ = (
         "_adopted",
+        "_channels",
+        "_corrupt",
         "_file",
         "_founders",
+        "_late_liars",
         "_pool",
         "_steps",
         "_waits_for_new",
@@ -120,23 +131,37 @@ class Members:
         "_written",
     )
 
-    def __init__(self, world: CellWorld, pool: Manifest, *, waits_for_new: bool) -> None:
+    def __init__(
+        self,
+        world: CellWorld,
+        pool: Manifest,
+        *,
+        waits_for_new: bool,
+        corrupt: Callable[[NodeId], None],
+    ) -> None:
         self._world = world
+        #: Makes a late liar lie.
+        self._corrupt = corrupt
         #: Whether the operator waits until new brokers have caught up.
         self._waits_for_new = waits_for_new
         self._founders = world.cell.manifest.broker_ids
         #: A manifest of all nodes that may ever be brokers.
         self._pool = pool
         self._file = world.cell.manifest
+        #: The channels of the first epoch, which may be created again.
+        self._channels = {entry.name: entry for entry in self._file.channels}
+        #: Brokers that begin to lie once every broker has an epoch, by that epoch.
+        self._late_liars: dict[int, NodeId] = {}
         #: The signed manifest of each epoch.
         self._written = {self._file.epoch: self._signed(self._file)}
         #: The epoch that each broker adopted last; it restarts in this epoch.
         self._adopted: dict[NodeId, AdoptedEpoch] = {}
         #: Steps that have not been taken yet.
-        self._steps: deque[tuple[str, str]] = deque()
+        self._steps: deque[Act] = deque()
         world.network.on_mismatch = self._on_mismatch
         world.on_adopt = self._on_adopt
         world.make_broker = self.make
+        world.read_manifest = self._read_as_client
         world.scheduler.after(READ_MS, self._read_file)
 
     def _signed(self, manifest: Manifest) -> bytes:
@@ -162,17 +187,34 @@ class Members:
 
     # -------------------------------------------------------------- the operator
 
-    def step(self, what: str, name: str) -> None:
-        """Add or remove a broker or delete a channel, once enough brokers have the step before."""
-        self._steps.append((what, name))
+    def step(self, act: Act) -> None:
+        """Begin the next epoch, once enough brokers have the one before."""
+        self._steps.append(act)
         if len(self._steps) == 1:
             self._try_step()
+
+    def pending(self, facts: CellFacts) -> str | None:
+        """The first step that was not taken, or broker that does not know of the last one."""
+        for act in self._steps:
+            return f"the operator's step {act.what!r} waits for epoch {self._file.epoch}"
+        for name in self._file.broker_ids:
+            late = self._epoch(name) < self._file.epoch
+            if late and facts.adversary.is_correct(name) and self._world.nodes[name].up:
+                epochs = f"{self._epoch(name)}, and the cell in {self._file.epoch}"
+                return f"{name} is still in epoch {epochs}"
+        return None
+
+    def is_behind(self, client: NodeId, channel: Channel) -> bool:
+        """Whether a client does not know of the present channel of that name yet."""
+        created = self._world.facts.created.get(channel, 0)
+        keyring = self._world.cell.keyrings.get(client)
+        return keyring is not None and keyring.epoch < created
 
     def _try_step(self) -> None:
         """Take the next step if possible; try again later while steps are left."""
         there = [n for n in self._file.broker_ids if self._epoch(n) == self._file.epoch]
         if len(there) >= self._file.quorums.responders and not self._new_and_lagging():
-            self._take_step(*self._steps.popleft())
+            self._take_step(self._steps.popleft())
         if self._steps:
             self._world.scheduler.after(STEP_MS, self._try_step)
 
@@ -182,24 +224,50 @@ class Members:
         brokers = {name: self._world.nodes[name].machine for name in new}
         return [n for n, m in brokers.items() if isinstance(m, Broker) and m.catching_up()]
 
-    def _take_step(self, what: str, name: str) -> None:
-        world, keys = self._world, self._pool.broker(name)
-        if what == "add" and keys is not None:
-            following = add_broker(self._file, keys.id, keys, keys.host, keys.port)
-        elif what == "delete":
-            self._end_use(Channel(name))
-            left = tuple(entry for entry in self._file.channels if entry.name != name)
-            following = next_epoch(self._file, channels=left)
-        else:
-            following = remove_broker(self._file, NodeId(name))
+    def _take_step(self, act: Act) -> None:
+        world, following = self._world, self._next(act)
         check_successor(self._file, following)
-        self._file = following
+        if act.what == "delete":
+            self._end_use(act.channel)
+        self._file = world.cell.manifest = following
         self._written[following.epoch] = self._signed(following)
         world.facts.renew(following)
-        if what == "add":
+        if act.what == "add":
             brokers = [n for n in world.nodes if self._pool.broker(n) is not None]
             clients = [n for n in world.nodes if self._pool.client(n) is not None]
-            world.add_broker(NodeId(name), [*brokers, *clients])
+            world.add_broker(act.node, [*brokers, *clients])
+        elif act.what == "create":
+            world.facts.replace_channel(act.channel)
+            self._begin_use(act.channel)
+        elif act.what == "faults" and act.node:
+            self._late_liars[following.epoch] = act.node
+
+    def _next(self, act: Act) -> Manifest:
+        """The manifest after a step."""
+        file, name = self._file, act.channel
+        match act.what:
+            case "add":
+                new = next(broker for broker in self._pool.brokers if broker.id == act.node)
+                return add_broker(file, new.id, new, new.host, new.port)
+            case "remove":
+                return remove_broker(file, act.node)
+            case "faults":
+                return next_epoch(file, f=act.amount)
+            case "retain":
+                changed = [self._retaining(entry, act) for entry in file.channels]
+                return next_epoch(file, channels=tuple(changed))
+            case "create":
+                return next_epoch(file, channels=(*file.channels, self._channels[name]))
+            case _:
+                left = tuple(entry for entry in file.channels if entry.name != name)
+                return next_epoch(file, channels=left)
+
+    def _retaining(self, entry: ChannelEntry, act: Act) -> ChannelEntry:
+        if entry.name != act.channel:
+            return entry
+        limits = msgspec.structs.replace(entry.policy.limits, retained_publications=act.amount)
+        policy = msgspec.structs.replace(entry.policy, limits=limits)
+        return msgspec.structs.replace(entry, policy=policy)
 
     def _end_use(self, channel: Channel) -> None:
         """Let all subscribers leave a channel that is about to be deleted."""
@@ -208,11 +276,50 @@ class Members:
             if isinstance(node.machine, Subscriber) and node.up:
                 world.leave(name, channel)
 
+    def _begin_use(self, channel: Channel) -> None:
+        """Publishers are started anew for a new channel, and subscribers read it from its start."""
+        world = self._world
+        for name, node in world.nodes.items():
+            if isinstance(node.machine, Publisher) and node.up:
+                world.adversary.crash(name)
+                world.facts.stopped(name, world.scheduler.now)
+                world.adversary.restart(name)
+            elif isinstance(node.machine, Subscriber):
+                self._read_from_start(name, channel)
+
+    def _read_from_start(self, name: NodeId, channel: Channel) -> None:
+        """Let a subscriber read a new channel as soon as it knows of it."""
+        world, entry = self._world, self._file.channel(channel)
+        if entry is None or not self._file.may_subscribe(name, channel):
+            return
+        if world.nodes[name].up and not self.is_behind(name, channel):
+            world.read(name, channel)
+        else:
+            world.scheduler.after(STEP_MS, lambda: self._read_from_start(name, channel))
+
     # ------------------------------------------------------------------- brokers
 
     def _epoch(self, name: NodeId) -> int:
         adopted = self._adopted.get(name)
         return 0 if adopted is None else adopted.manifest.epoch
+
+    def _read_as_client(self, name: NodeId) -> tuple[Manifest, Keyring]:
+        """What a publisher or subscriber reads when it starts."""
+        keyring = self._world.cell.keyrings[name] = self._keyring(self._file, name)
+        return self._file, keyring
+
+    def _note_epochs(self) -> None:
+        """Tell the facts which epochs are over, and let late liars begin."""
+        world = self._world
+        members = [name for name in self._file.broker_ids if name in world.nodes]
+        world.facts.leave_epochs_before(
+            min(self._epoch(name) for name in members if world.adversary.is_correct(name))
+        )
+        oldest = min(self._epoch(name) for name in members if world.nodes[name].up)
+        for epoch in [epoch for epoch in self._late_liars if epoch <= oldest]:
+            liar = self._late_liars.pop(epoch)
+            del world.facts.honest_yet[liar]
+            self._corrupt(liar)
 
     def _read_file(self) -> None:
         """Let every broker read the manifest file."""
@@ -241,6 +348,7 @@ class Members:
             self._adopted[name] = AdoptedEpoch(manifest, older, effect.statements)
             node.carry_out(machine.adopt(manifest, self._keyring(manifest, name)))
         self._world.network.break_all(name)
+        self._note_epochs()
 
     def _on_mismatch(self, behind: NodeId, ahead: NodeId) -> None:
         """Help a node that met another of a later epoch."""

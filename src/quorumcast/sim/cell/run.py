@@ -6,12 +6,15 @@ import random
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.faults.cell.entry import Role
 from quorumcast.sim.cell.cells import broker_names, make_simulated_cell, operator_of
 from quorumcast.sim.cell.epochs import (
+    STEPS,
     Members,
     call_with_stolen_key,
     change_key,
@@ -56,7 +59,8 @@ class CellRun(Run[CellPlan, CellWorld]):
         pool = cell = make_simulated_cell(
             plan.brokers + plan.newcomers, plan.f, plan.channels, clients
         )
-        if plan.newcomers:
+        operated = plan.newcomers > 0 or any(act.what in STEPS for act in plan.acts)
+        if operated:
             cell = first_epoch(pool, plan.brokers)
         if any(act.what == "rotate" for act in plan.acts):
             cell = own_keyrings(cell)
@@ -70,13 +74,19 @@ class CellRun(Run[CellPlan, CellWorld]):
             checkers,
             sync_ms=plan.sync_ms,
             coalesce_ms=plan.coalesce_ms,
+            most_faulty=max([plan.f, *(a.amount for a in plan.acts if a.what == "faults")]),
         )
         world.facts.gaps_allowed = plan.gaps_allowed
-        super().__init__(plan, world, bounds_of(pool.manifest))
+        late = [act.node for act in plan.acts if act.what == "faults" and act.node]
+        world.facts.honest_yet = dict.fromkeys(late)
+        amounts = [act.amount for act in plan.acts if act.what == "retain"]
+        super().__init__(plan, world, bounds_of(pool.manifest, max(amounts, default=0)))
         self._members: Members | None = None
-        if plan.newcomers:
+        if operated:
             waits = not plan.policy.total
-            self._members = Members(world, pool.manifest, waits_for_new=waits)
+            self._members = Members(
+                world, pool.manifest, waits_for_new=waits, corrupt=self._corrupt_late
+            )
         #: Number of publications so far, which makes their contents distinct.
         self._count = 0
         self._bodies = world.scheduler.fork("bodies")
@@ -111,6 +121,8 @@ class CellRun(Run[CellPlan, CellWorld]):
         promises.append(SharedEvidence(self.world.nodes))
         if valid:
             promises.append(Upkeep(self.world.nodes))
+        if valid and self._members is not None:
+            promises.append(self._members)
         return promises
 
     def finale(self) -> None:
@@ -144,8 +156,13 @@ class CellRun(Run[CellPlan, CellWorld]):
 
     def act(self, act: Act) -> None:
         world = self.world
+        if self._members is not None and act.what in STEPS:
+            self._members.step(act)
+            return
         if act.channel and world.facts.manifest.channel(act.channel) is None:
             return  # it was deleted
+        if self._members is not None and self._members.is_behind(act.node, act.channel):
+            return
         match act.what:
             case "submit":
                 self._submit(act.node, act.channel, act.amount)
@@ -156,10 +173,6 @@ class CellRun(Run[CellPlan, CellWorld]):
             case "roll" | "cycle":
                 then = partial(world.read, act.node, act.channel)
                 world.restart_in_turn(act.peers, act.amount, then, wipe=act.what == "roll")
-            case "add" | "remove" if self._members is not None:
-                self._members.step(act.what, act.node)
-            case "delete" if self._members is not None:
-                self._members.step(act.what, act.channel)
             case "rotate":
                 change_key(world, act.node)
             case "steal":
@@ -168,6 +181,12 @@ class CellRun(Run[CellPlan, CellWorld]):
                 self._forge(act.node, act.channel)
             case _:
                 super().act(act)
+
+    def _corrupt_late(self, liar: NodeId) -> None:
+        """Let one more broker lie as the first faulty broker of the plan does."""
+        brokers = broker_names(self.plan.brokers)
+        first = next(one for one in self.plan.corruptions if one.node in brokers)
+        self._corrupt(replace(first, node=liar))
 
     def _forge(self, reader: NodeId, channel: Channel) -> None:
         """Forge a vote of every broker, as an attacker on the wire without keys."""

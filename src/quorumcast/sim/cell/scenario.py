@@ -17,6 +17,7 @@ from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import POLICY_NAMES
 from quorumcast.sim.cell.drawing import clients, world
 from quorumcast.sim.cell.drawing.draft import ORDERS, QUOTES, Draft, start_draft
+from quorumcast.sim.cell.drawing.epochs import draw_epochs
 from quorumcast.sim.cell.drawing.extras import draw_extras
 from quorumcast.sim.cell.drawing.faults import draw_conspiracy, draw_fault
 from quorumcast.sim.cell.drawing.leaders import draw_leaders
@@ -95,6 +96,8 @@ def draw(
     if extras and draft.adversary != "none":
         draw_extras(draft)
     clients.draw_resumptions(draft)
+    if extras:
+        draw_epochs(draft)
     return _plan(draft, weather)
 
 

@@ -15,6 +15,8 @@ from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Event, Machine, Receive, Send
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.cell.adversary import CellAdversary
 from quorumcast.sim.cell.cells import Cell, life_of
 from quorumcast.sim.cell.judges.blame import Lies
@@ -73,6 +75,7 @@ class CellWorld(World[CellFacts]):
         *,
         sync_ms: int = 2,
         coalesce_ms: int = 0,
+        most_faulty: int | None = None,
     ) -> None:
         super().__init__(
             seed,
@@ -83,13 +86,15 @@ class CellWorld(World[CellFacts]):
             coalesce_ms=coalesce_ms,
         )
         self.cell = cell
-        adversary = CellAdversary(cell, self.scheduler, self.network, self.nodes)
+        adversary = CellAdversary(
+            cell, self.scheduler, self.network, self.nodes, most_faulty=most_faulty
+        )
         facts = CellFacts(cell.manifest, adversary)
         facts.ordered = self._ordered
         facts.holds = self._holds
         facts.on_disk = lambda node, kind, owner: self.nodes[node].disk.held(kind, owner)
         facts.wire_tapped = weather.corruption > 0
-        self.lies = Lies(cell.manifest.f)
+        self.lies = Lies()
         self.judge(
             facts,
             checkers,
@@ -98,6 +103,11 @@ class CellWorld(World[CellFacts]):
         #: Makes the machine of a broker at each of its starts.
         self.make_broker: Callable[[NodeId], Broker] = lambda name: Broker(
             self.cell.manifest, self.cell.keyrings[name], life=self.next_life(name)
+        )
+        #: What a publisher or subscriber reads at each of its starts.
+        self.read_manifest: Callable[[NodeId], tuple[Manifest, Keyring]] = lambda name: (
+            self.cell.manifest,
+            self.cell.keyrings[name],
         )
         #: Called when a broker's machine asks to adopt the next epoch.
         self.on_adopt: Callable[[NodeId, Adopt], None] = lambda name, effect: None
@@ -141,19 +151,18 @@ class CellWorld(World[CellFacts]):
             self.facts.started(name, incarnation)
             if resumes:
                 self.scheduler.after(0, lambda: self._resubmit(name))
-            return Publisher(self.cell.manifest, self.cell.keyrings[name], incarnation)
+            return Publisher(*self.read_manifest(name), incarnation)
 
         self.add(name, make, self.cell.manifest.broker_ids)
 
     def add_subscriber(self, name: NodeId) -> None:
         """Add a subscriber."""
-        manifest, keyring = self.cell.manifest, self.cell.keyrings[name]
 
         def make() -> Subscriber:
             self.facts.evidence.pop(name, None)
-            return Subscriber(manifest, keyring)
+            return Subscriber(*self.read_manifest(name))
 
-        self.add(name, make, manifest.broker_ids)
+        self.add(name, make, self.cell.manifest.broker_ids)
 
     def _check_begun(self, name: NodeId, channel: Channel) -> None:
         """Record the start of a subscription if a broker's answer was the last one needed."""

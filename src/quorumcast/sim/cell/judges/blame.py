@@ -34,10 +34,9 @@ class _Segment(msgspec.Struct, frozen=True):
 class Lies:
     """Collects the brokers whose lies correct subscribers could prove or suspect."""
 
-    __slots__ = ("_bad_bodies", "_f", "_said", "dubious", "told")
+    __slots__ = ("_bad_bodies", "_said", "dubious", "told")
 
-    def __init__(self, f: int) -> None:
-        self._f = f
+    def __init__(self) -> None:
         #: Signed roots by (subscriber, segment), then by the broker that signed them.
         self._said: dict[tuple[NodeId, _Segment], dict[NodeId, list[bytes]]] = {}
         #: Number of wrong contents that each node sent.
@@ -74,6 +73,7 @@ class Lies:
             self._judge(facts, segment, said)
 
     def _judge(self, facts: CellFacts, segment: _Segment, said: dict[NodeId, list[bytes]]) -> None:
+        f = max(manifest.f for manifest in facts.manifests.values())
         truths = [roots[0] for broker, roots in said.items() if facts.adversary.is_correct(broker)]
         for broker, roots in said.items():
             if facts.adversary.is_correct(broker):
@@ -81,7 +81,7 @@ class Lies:
             contradicts_itself = any(root != roots[0] for root in roots)
             outvoted = (
                 segment.basis is Basis.SETTLED
-                and len(truths) > self._f
+                and len(truths) > f
                 and any(root != truths[0] for root in roots)
             )
             if contradicts_itself or outvoted:

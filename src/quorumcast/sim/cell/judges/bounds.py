@@ -6,6 +6,8 @@ container. The Boundedness checker reports a container that has no limit here.
 
 from __future__ import annotations
 
+import msgspec
+
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
 from quorumcast.broadcast.history import WAITING
 from quorumcast.broadcast.signed_history import REMEMBERED
@@ -35,9 +37,14 @@ from quorumcast.ordering.log import MAX_ARRIVING, MAX_ISLANDS
 from quorumcast.ordering.state import LINES_KEPT
 
 
-def bounds_of(manifest: Manifest) -> dict[str, int]:
-    """The largest size that each container may reach in this cell."""
+def bounds_of(manifest: Manifest, retained: int = 0) -> dict[str, int]:
+    """The largest size that each container may reach in this cell.
+
+    `retained`: the most publications that a later epoch lets brokers retain.
+    """
     limits = manifest.channels[0].policy.limits
+    most = max(retained, limits.retained_publications)
+    limits = msgspec.structs.replace(limits, retained_publications=most)
     # Per publisher: streams with something settled, streams with nothing settled, and streams that
     # each other broker mentions.
     lives = (len(manifest.brokers) + 2) * limits.streams_per_publisher

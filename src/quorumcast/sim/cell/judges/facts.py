@@ -35,6 +35,7 @@ from quorumcast.core.ids import (
     holder,
     total_order,
 )
+from quorumcast.core.labels import label
 from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import Accuse, Effect, Event, Record
 from quorumcast.core.quorum import accept_votes
@@ -88,6 +89,10 @@ class Reader(msgspec.Struct, eq=False):
     placed: tuple[Stream, int] | None = None
     #: The last position that brokers had ordered when the reader began.
     ordered: int = 0
+    #: The number of publications that brokers retained for certain when the reader began, and the
+    #: last number of each stream that earlier limits had discarded.
+    retained: int = 0
+    discarded: dict[Stream, int] = msgspec.field(default_factory=dict)
     #: Recalled positions without an answer.
     recalling: dict[int, None] = msgspec.field(default_factory=dict)
     #: Requested receipts that have not come.
@@ -129,10 +134,20 @@ class CellFacts(kernel.Facts):
         self.manifest = manifest
         #: The manifest of every epoch so far.
         self.manifests = {manifest.epoch: manifest}
+        #: The oldest epoch in which a correct broker may still be.
+        self._oldest_epoch = manifest.epoch
+        #: The epoch in which a channel was created, if another one had its name before.
+        self.created: dict[Channel, int] = {}
+        #: What was published on deleted channels whose names are used again, by digest.
+        self.erased: dict[bytes, tuple[Stream, int]] = {}
+        #: The last number of a stream that may have been discarded by limits of earlier epochs.
+        self._discarded: dict[Stream, int] = {}
         #: Whether an attacker on the wire alters packets.
         self.wire_tapped = False
         #: Submissions of each publisher's application: contents and time, by stream.
         self.published: dict[Stream, list[tuple[bytes, int]]] = {}
+        #: The largest number of publications that were submitted at once.
+        self.longest_submission = 0
         #: Number of submissions in the publisher's present life; on resuming it submits all again.
         self._submitted: dict[Stream, int] = {}
         #: The current incarnation of each publisher.
@@ -154,6 +169,8 @@ class CellFacts(kernel.Facts):
         self.lost_disks: dict[NodeId, int] = {}
         #: Whether the plan lets brokers lose more than the rest of the cell can replace.
         self.gaps_allowed = False
+        #: Brokers that will be faulty once f is larger, and are honest until then.
+        self.honest_yet: dict[NodeId, None] = {}
         #: Last time at which more than f brokers had lost their contents; -1: never.
         self.lost_at = -1
         #: Last restart of a broker that a lying publisher kept from catching up; -1: never.
@@ -181,6 +198,37 @@ class CellFacts(kernel.Facts):
     def renew(self, manifest: Manifest) -> None:
         """Take note of the next epoch's manifest."""
         self.manifest = self.manifests[manifest.epoch] = manifest
+
+    def leave_epochs_before(self, epoch: int) -> None:
+        """All correct brokers are in this epoch or a later one, and go by its limits.
+
+        If these retain more than earlier ones, what was discarded before does not come back.
+        """
+        if epoch > self._oldest_epoch:
+            for entry in self.manifest.channels:
+                for stream in (*self.published, total_order(entry.name)):
+                    if stream.channel == entry.name:
+                        self._discarded[stream] = self._beyond_limits(stream)
+            self._oldest_epoch = epoch
+
+    def retained(self, channel: Channel) -> int:
+        """The smallest number of retained publications by which a correct broker may go."""
+        epochs = [m for epoch, m in self.manifests.items() if epoch >= self._oldest_epoch]
+        entries = [found for epoch in epochs if (found := epoch.channel(channel)) is not None]
+        return min(entry.policy.limits.retained_publications for entry in entries)
+
+    def replace_channel(self, channel: Channel) -> None:
+        """A channel was created under the name of a deleted one, whose publications are gone."""
+        self.created[channel] = self.manifest.epoch
+        entry = self.manifest.channel(channel)
+        total = entry is not None and entry.policy.total
+        for stream in [stream for stream in self.published if stream.channel == channel]:
+            for number, (body, _) in enumerate(self.published.pop(stream), 1):
+                contents = label(stream, number) + body if total else body
+                self.erased[self.manifest.hash(contents)] = (stream, number)
+            self.acknowledged.pop(stream, None)
+            self.reached.pop(stream, None)
+        self.places = {at: n for at, n in self.places.items() if at[0].channel != channel}
 
     def signed_in(self, statements: Sequence[Signed]) -> Manifest:
         """The latest epoch in which one of these statements was signed."""
@@ -215,6 +263,7 @@ class CellFacts(kernel.Facts):
                 submitted = self._submitted.get(stream, 0)
                 known.extend((body, now) for body in bodies[len(known) - submitted :])
                 self._submitted[stream] = submitted + len(bodies)
+                self.longest_submission = max(self.longest_submission, len(bodies))
             case Join(channel=channel) if self.adversary.is_correct(node):
                 reader = Reader(node, channel, now, start=event.start, until=event.until)
                 self.readers.append(reader)
@@ -239,6 +288,8 @@ class CellFacts(kernel.Facts):
             reader.standing_at = now
             reader.before = self.reached.copy()
             reader.ordered = self.ordered(total_order(channel))
+            reader.retained = self.retained(channel)
+            reader.discarded = self._discarded.copy()
 
     def reader(self, node: NodeId, channel: Channel) -> Reader | None:
         """The current reader of a subscriber on a channel."""
@@ -298,18 +349,26 @@ class CellFacts(kernel.Facts):
         entry = self.manifest.channel(stream.channel)
         if entry is None:
             return 0
-        limits, published = entry.policy.limits, self.published.get(stream, ())
         if stream.publisher == CELL:
-            return self.ordered(stream) - limits.retained_publications
+            return self._beyond_limits(stream)
         if self.gaps_allowed:
             return MAX_NUMBER
+        lost = sum(when <= self.lost_at for _, when in self.published.get(stream, ()))
+        return max(self._beyond_limits(stream), lost)
+
+    def _beyond_limits(self, stream: Stream) -> int:
+        """The last number that retention may have removed by now."""
+        discarded = self._discarded.get(stream, 0)
+        if stream.publisher == CELL:
+            return max(discarded, self.ordered(stream) - self.retained(stream.channel))
         lives = (stream, *self.later_lives(stream))
         if self.adversary.is_correct(stream.publisher):
             top = sum(len(self.published.get(life, ())) for life in lives)
         else:
-            top = sum(self._top_of_liar(life) + limits.window for life in lives)
-        lost = sum(when <= self.lost_at for _, when in published)
-        return max(top - limits.retained_publications, lost)
+            entry = self.manifest.channel(stream.channel)
+            window = 0 if entry is None else entry.policy.limits.window
+            top = sum(self._top_of_liar(life) + window for life in lives)
+        return max(discarded, top - self.retained(stream.channel))
 
     def _top_of_liar(self, stream: Stream) -> int:
         """The last number of a lying publisher's stream that subscribers or brokers have.
@@ -380,7 +439,7 @@ class CellFacts(kernel.Facts):
 
     def on_ack(self, broker: NodeId, ack: Ack) -> None:
         """Record a broker's acknowledgement."""
-        if self.adversary.is_correct(broker):
+        if self.adversary.is_correct(broker) or broker in self.honest_yet:
             key = (ack.stream, broker)
             self.held[key] = max(self.held.get(key, 0), ack.upto, ack.settled)
             self.settled[key] = max(self.settled.get(key, 0), ack.settled)

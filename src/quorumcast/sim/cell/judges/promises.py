@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from quorumcast.core.ids import NodeId, Stream, holder
+from quorumcast.core.ids import NodeId, Stream, holder, total_order
 from quorumcast.core.statements import EvidenceKind
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Footprint
@@ -113,11 +113,12 @@ class RetainedPast:
         if entry is None or reader.standing_at is None:
             return False
         lives = (stream, *facts.later_lives(stream))
-        place = number
+        place, discarded = number, reader.discarded.get(stream, 0)
         top = sum(when <= reader.standing_at for life in lives for _, when in facts.published[life])
         if entry.policy.total:
             place, top = facts.places.get((stream, number), 0), reader.ordered
-        return place <= top - entry.policy.limits.retained_publications
+            discarded = reader.discarded.get(total_order(stream.channel), 0)
+        return place <= max(discarded, top - reader.retained)
 
 
 class Extracts:

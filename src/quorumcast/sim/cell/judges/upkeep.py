@@ -3,7 +3,9 @@
 At the end of a run, every correct broker that is up
 
 - has executed as much of each log as any other broker;
-- has nothing on disk of channels with total order that were deleted;
+- has nothing on disk of channels with total order that were deleted, and nothing in memory or on
+  disk of a deleted channel whose name another channel has now;
+- retains no more than the limits of the present epoch say;
 - holds, on channels without total order, every publication on whose digest enough *other* correct
   brokers agree finally (`peers_needed`), as far as it can fetch them without a hole.
 
@@ -14,13 +16,14 @@ displaced by later ones.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.holdings import peers_needed, recoverable
 from quorumcast.cell.serving.journal import Attested, Vouched
 from quorumcast.cell.serving.served_stream import ServedStream
-from quorumcast.core.ids import EPOCHS, NodeId, Stream, split_digests
+from quorumcast.core.ids import CELL, EPOCHS, Channel, NodeId, Stream, split_digests
 from quorumcast.core.tally import Tally
 from quorumcast.ordering.log import Held
 from quorumcast.ordering.messages import Offer
@@ -49,6 +52,8 @@ class Upkeep:
         return (
             self._executed(machines)
             or self._deleted(facts, machines)
+            or self._replaced(facts, machines)
+            or self._retained(facts, machines)
             or self._held(facts, machines)
         )
 
@@ -76,6 +81,48 @@ class Upkeep:
                         continue
                 if channel != EPOCHS.channel and facts.manifest.channel(channel) is None:
                     return f"{name} keeps {record.owner} {record.place} of a deleted channel"
+        return None
+
+    def _replaced(self, facts: CellFacts, brokers: Mapping[NodeId, Broker]) -> str | None:
+        """A broker that holds publications of a deleted channel under the name of a new one."""
+        for name, broker in brokers.items() if facts.erased else ():
+            held: list[bytes] = []
+            for stream in broker.streams():
+                served = broker.served(stream)
+                if served is not None and stream.channel in facts.created:
+                    ledger = served.carrier.ledger
+                    held += split_digests(ledger.digests(ledger.base, len(ledger)) or b"")
+            for record in self._nodes[name].disk.durable:
+                match record:
+                    case Stored(offer=Offer(digests=digests)) | Placed(digests=digests):
+                        held += split_digests(digests)
+                    case _:
+                        pass
+            for digest in held:
+                if digest in facts.erased:
+                    stream, number = facts.erased[digest]
+                    return f"{name} keeps {stream} {number} of a channel that was deleted"
+        return None
+
+    def _retained(self, facts: CellFacts, brokers: Mapping[NodeId, Broker]) -> str | None:
+        """A broker that keeps more than an epoch with lower limits lets it."""
+        for name, broker in brokers.items() if len(facts.manifests) > 1 else ():
+            kept: Counter[tuple[Channel, NodeId]] = Counter()
+            for stream in broker.streams():
+                served = broker.served(stream)
+                if served is not None:
+                    kept[stream.channel, stream.publisher] += len(served.carrier.ledger)
+            for (channel, publisher), count in kept.items():
+                entry = facts.manifest.channel(channel)
+                if entry is None:
+                    continue
+                # With total order whole runs are dropped, and a run has at most a submission.
+                # Where brokers settle, as much again may wait to be settled.
+                most = entry.policy.limits.retained_publications
+                most += facts.longest_submission if publisher == CELL else 0
+                most += most if entry.policy.settles and publisher != CELL else 0
+                if count > most:
+                    return f"{name} retains {count} on {channel} of {publisher}, at most {most} may"
         return None
 
     def _held(self, facts: CellFacts, brokers: Mapping[NodeId, Broker]) -> str | None:

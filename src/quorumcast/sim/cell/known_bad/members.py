@@ -1,18 +1,30 @@
-"""Known-bad variants of epoch changes that add or remove brokers."""
+"""Known-bad variants of epoch changes: of brokers, f, retention and channels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
+from quorumcast.broadcast.ledger import Quota
 from quorumcast.cell.serving.membership import Membership
+from quorumcast.cell.serving.sequencers import Sequencers
+from quorumcast.cell.serving.served_stream import ServedStream
+from quorumcast.cell.serving.served_streams import ServedStreams
+from quorumcast.core.ids import Channel
+from quorumcast.core.limits import Limits
+from quorumcast.core.machine import Effect
+from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import Signed
 from quorumcast.core.tally import Tally
+from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.view import View
 from quorumcast.sim.cell.cells import broker_names
 from quorumcast.sim.cell.known_bad.plans import PLOT, PUB1, SUB2, joins, seeded_plan
 from quorumcast.sim.cell.plan import small_limits
-from quorumcast.sim.cell.scenario import ORDERS
+from quorumcast.sim.cell.scenario import ORDERS, QUOTES
 from quorumcast.sim.kernel.known_bad import Patch, Variant
 from quorumcast.sim.kernel.network import Weather
 from quorumcast.sim.kernel.plan import Act, Corruption
@@ -70,6 +82,76 @@ _removed_too_soon = seeded_plan(
     sync_ms=0,
 )
 
+#: A cell of five raises f to two; then a second broker lies as the first one does.
+_raised = seeded_plan(
+    "raised",
+    Policy.named("direct", limits=small_limits()),
+    [
+        *joins(ORDERS),
+        Act(20, "faults", B4, amount=2),
+        *(Act(60 + 20 * number, "submit", PUB1, ORDERS, 1) for number in range(30)),
+    ],
+    [Corruption(B2, "alter", 0, 100, ("contents",))],
+    brokers=5,
+    doomed=((B4, "alter"),),
+    calm_at_ms=800,
+)
+
+#: Brokers are told to retain less than they hold.
+_lowered = seeded_plan(
+    "lowered",
+    Policy.named("ab", limits=small_limits()),
+    [
+        *joins(ORDERS),
+        *(Act(20 + 10 * number, "submit", PUB1, ORDERS, 8) for number in range(20)),
+        Act(400, "retain", channel=ORDERS, amount=64),
+        Act(600, "read", SUB2, ORDERS),
+    ],
+    calm_at_ms=700,
+)
+
+#: A broker is cut off while a channel is deleted and created again.
+_replaced = seeded_plan(
+    "replaced",
+    Policy.named("total", journal=True, limits=small_limits()),
+    [
+        *joins(ORDERS, QUOTES),
+        *(Act(20 + 20 * number, "submit", PUB1, QUOTES, 2) for number in range(8)),
+        Act(300, "partition", peers=(B4,)),
+        Act(320, "delete", channel=QUOTES),
+        Act(321, "create", channel=QUOTES),
+        Act(1800, "heal"),
+    ],
+    channels=(ORDERS, QUOTES),
+    calm_at_ms=2000,
+)
+
+
+def _adopt_channels(self: View, manifest: Manifest, keyring: Keyring) -> None:
+    quorums = self.quorums
+    _adopt(self, manifest, keyring)
+    self.quorums = quorums
+
+
+_adopt, _narrow = View.adopt, Quota.narrow
+
+
+def _narrow_to_half(self: Quota, limits: Limits, count: int) -> bool:
+    half = replace(limits, retained_publications=limits.retained_publications // 2)
+    return _narrow(self, half, count)
+
+
+def _recount_by_name(self: ServedStreams) -> list[tuple[ServedStream, list[Effect]]]:
+    for data in [data for data in self._by_stream if self._view.channel(data.channel) is None]:
+        self._remove(data)
+    return [(served, served.carrier.recount()) for served in self.all()]
+
+
+def _logs_by_name(self: Sequencers) -> dict[Channel, tuple[Protection, int]]:
+    logs = {entry.name: entry.policy.log for entry in self._view.channels}
+    return {name: (log, 1) for name, log in logs.items() if log is not None}
+
+
 MEMBER_VARIANTS: tuple[Variant, ...] = (
     Variant(
         "lone-move", "f+1 statements suffice for an epoch, also of brokers that leave with it",
@@ -80,5 +162,28 @@ MEMBER_VARIANTS: tuple[Variant, ...] = (
         "votes-of-the-removed", "votes of a broker that an epoch removes are still counted",
         [Patch(Tally, "retain", lambda self, members: None)],
         _two_versions, ("Agreement",),
+    ),
+    Variant(
+        "faults-of-the-past", "nodes count votes by the f of the epoch in which they started",
+        [Patch(View, "adopt", _adopt_channels)],
+        _raised, ("Authenticity", "Sound blame"),
+    ),
+    Variant(
+        "limits-of-the-past", "brokers do not drop what a lower limit lets them no longer retain",
+        [Patch(ServedStreams, "shrink", lambda self, count=0: [])],
+        _lowered, ("Upkeep",),
+    ),
+    Variant(
+        "limits-too-low", "brokers drop more than a lower limit says",
+        [Patch(Quota, "narrow", _narrow_to_half)],
+        _lowered, ("FIFO", "Retention"),
+    ),
+    Variant(
+        "namesake-kept", "a broker that was away takes a new channel for a deleted one of its name",
+        [
+            Patch(ServedStreams, "recount", _recount_by_name),
+            Patch(Sequencers, "_logs_now", _logs_by_name),
+        ],
+        _replaced, ("Upkeep",),
     ),
 )  # fmt: skip
