@@ -98,10 +98,9 @@ def next_epoch(manifest: Manifest, **changes: Any) -> Manifest:
 
 
 def _dated(present: Manifest, entry: ChannelEntry) -> ChannelEntry:
-    """A channel of the next epoch; a new one in a log differs from a deleted one of its name."""
+    """A channel of the next epoch; a new one differs from a deleted one of its name."""
     known = present.channel(entry.name)
-    created = present.epoch + 1 if entry.policy.total else 1
-    return msgspec.structs.replace(entry, since=created if known is None else known.since)
+    return msgspec.structs.replace(entry, since=present.epoch + 1 if known is None else known.since)
 
 
 def add_client(manifest: Manifest, node: NodeId, keys: Keys) -> Manifest:

@@ -86,7 +86,7 @@ class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overflow: Overflow = Overflow.WAIT
     #: Subscriptions that consumers share; needs a companion channel (`manifest.groups`).
     groups: tuple[Group, ...] = ()
-    #: The epoch in which it was created; 1 for all of the first epoch, and without total order.
+    #: The epoch in which it was created; 1 for all of the first epoch.
     since: int = 1
 
     def group(self, name: str) -> Group | None:

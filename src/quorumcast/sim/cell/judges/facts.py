@@ -228,6 +228,8 @@ class CellFacts(kernel.Facts):
                 self.erased[self.manifest.hash(contents)] = (stream, number)
             self.acknowledged.pop(stream, None)
             self.reached.pop(stream, None)
+        gone = [place for (stream, _), place in self.places.items() if stream.channel == channel]
+        self._discarded[total_order(channel)] = max(gone, default=0)
         self.places = {at: n for at, n in self.places.items() if at[0].channel != channel}
 
     def signed_in(self, statements: Sequence[Signed]) -> Manifest:
@@ -348,7 +350,7 @@ class CellFacts(kernel.Facts):
         """
         entry = self.manifest.channel(stream.channel)
         if entry is None:
-            return 0
+            return MAX_NUMBER  # the channel was deleted
         if stream.publisher == CELL:
             return self._beyond_limits(stream)
         if self.gaps_allowed:
