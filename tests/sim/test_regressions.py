@@ -95,6 +95,8 @@ FOUND = [
     "ab-publisher-flood-3200547",
     # Another: wrong contents beyond the numbers that a subscriber counts votes for, likewise.
     "ab-alter-body-3600118",
+    # Another: wrong contents of a stream that only the liar had named to the subscriber so far.
+    "direct-alter-body-910000130",
     # Another: numbers that a liar's publications had before it published anything under them were
     # asked of a subscriber that came after they had been accepted.
     "brb-open-ahead-3700044",

@@ -95,13 +95,15 @@ class Lies:
             return
         for reader in send.to:
             present = facts.reader(reader, message.stream.channel)
-            # A subscriber ignores contents until it knows where its streams begin,
-            if present is None or present.standing_at is None:
+            upto = 0 if present is None else present.upto(message.stream)
+            # A subscriber ignores contents of a stream until f+1 brokers have named the stream to
+            # it: f liars could invent streams without end. It surely knows those it accepted from.
+            if not upto:
                 continue
-            # and contents beyond its vote window.
+            # It ignores contents beyond its vote window as well.
             entry = facts.manifest.channel(message.stream.channel)
             window = 0 if entry is None else entry.policy.limits.vote_window
-            upto, last = present.upto(message.stream), message.first + len(send.bodies) - 1
+            last = message.first + len(send.bodies) - 1
             if upto < message.first and last <= upto + window:
                 count = self._bad_bodies[sender] = self._bad_bodies.get(sender, 0) + 1
                 if count >= BAD_BODIES_DUE:
