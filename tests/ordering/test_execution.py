@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from tests.support.cells import (
     ALICE,
     B2,
@@ -31,7 +32,7 @@ from quorumcast.ordering.log import Held, OrderedLog
 from quorumcast.ordering.messages import Batch
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.past import Placed
-from quorumcast.ordering.state import StateImage
+from quorumcast.ordering.state import STREAMS_KEPT, StateImage
 
 BYZANTINE = Protection.BYZANTINE
 CELL = Cell(TOTAL)
@@ -83,6 +84,21 @@ def test_missing_is_what_is_neither_here_nor_ordered() -> None:
     assert bench.execution.missing((item(1, b"other"),)) == [item(1, b"other")]
     bench.execution.apply((item(1, b"a"),), T0)
     assert bench.execution.missing((item(1, b"a"),)) == []
+
+
+def test_missing_run_of_a_stream_that_has_ended_is_not_waited_for() -> None:
+    bench = Bench()
+    bench.order((1, b"a"))
+    bench.hold(2, b"b")
+    proposed = (item(2, b"b"),)
+    for later in range(1, STREAMS_KEPT + 1):
+        stream = replace(STREAM, incarnation=STREAM.incarnation + later)
+        bench.hold(1, b"x", stream=stream)
+        assert bench.execution.offers.holds(*proposed)
+        bench.execution.apply((item(1, b"x", stream=stream),), T0)
+    assert not bench.execution.offers.holds(*proposed)
+    assert bench.execution.missing(proposed) == []
+    assert bench.execution.taken(proposed) == []
 
 
 def test_apply_writes_positions_and_acknowledges_each_stream_once() -> None:

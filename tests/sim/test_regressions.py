@@ -55,6 +55,9 @@ FOUND = [
     # A leader crashed with decisions that it alone had. The others knew how far it was, called
     # themselves late, and so never asked for another leader.
     "total-crash-partition-23000983",
+    # A leader proposed a run behind the batch that ended the run's stream. All brokers dropped its
+    # contents when they executed that batch, and waited for them before they voted, for ever.
+    "total-crash-isolation-910001624",
     # Votes of a subscription that had just ended went beyond the part of an order that its
     # subscriber read next.
     "total-crash-several-9300393",

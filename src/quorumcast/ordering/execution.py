@@ -123,7 +123,11 @@ class Execution:
         self._ends: dict[int, dict[Channel, int]] = {}
 
     def missing(self, batch: Batch) -> list[Item]:
-        """Items of a batch that are neither here nor ordered already."""
+        """Items of a batch that are neither here nor ordered already.
+
+        Items of streams that have ended get no positions, and no broker keeps their contents: a
+        leader may have proposed them behind the batch that ended their streams.
+        """
         return [
             item
             for item in batch
@@ -133,6 +137,7 @@ class Execution:
                 else item.stream != GENESIS
                 and not self.offers.holds(item)
                 and item.last > self.state.served.get(item.stream, 0)
+                and not self.state.over(item.stream)
             )
         ]
 
