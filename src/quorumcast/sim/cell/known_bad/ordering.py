@@ -229,7 +229,7 @@ ORDER_VARIANTS: tuple[Variant, ...] = (
                          _submit(400, PUB1), _mute(448, PUB1, B2), Act(450, "wipe", B2),
                          Act(455, "restart", B2),
                          Act(540, "partition", peers=(B1, SUB1, PUB1)), _submit(570, PUB2)],
-                   calm_at_ms=2000),
+                   calm_at_ms=4000),
         ("Total order",),
     ),
     Variant(
