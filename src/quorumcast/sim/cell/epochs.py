@@ -126,6 +126,7 @@ class Members:
         "_late_liars",
         "_pool",
         "_steps",
+        "_then",
         "_waits_for_new",
         "_world",
         "_written",
@@ -158,6 +159,8 @@ class Members:
         self._adopted: dict[NodeId, AdoptedEpoch] = {}
         #: Steps that have not been taken yet.
         self._steps: deque[Act] = deque()
+        #: What happens after the last of them.
+        self._then: Callable[[], None] | None = None
         world.network.on_mismatch = self._on_mismatch
         world.on_adopt = self._on_adopt
         world.make_broker = self.make
@@ -193,6 +196,13 @@ class Members:
         if len(self._steps) == 1:
             self._try_step()
 
+    def after_steps(self, then: Callable[[], None]) -> None:
+        """Call this as soon as no step is left."""
+        if self._steps:
+            self._then = then
+        else:
+            then()
+
     def pending(self, facts: CellFacts) -> str | None:
         """The first step that was not taken, or broker that does not know of the last one."""
         for act in self._steps:
@@ -217,6 +227,9 @@ class Members:
             self._take_step(self._steps.popleft())
         if self._steps:
             self._world.scheduler.after(STEP_MS, self._try_step)
+        elif self._then is not None:
+            then, self._then = self._then, None
+            then()
 
     def _new_and_lagging(self) -> list[NodeId]:
         """New brokers that have not caught up: each counts like one that lost its memory."""

@@ -126,7 +126,14 @@ class CellRun(Run[CellPlan, CellWorld]):
         return promises
 
     def finale(self) -> None:
-        """Publish at once and when links are up again, then ask for receipts."""
+        """Publish once the operator is done and links are up again, then ask for receipts."""
+        if self._members is None:
+            self._publish_at_the_end()
+        else:
+            # A channel that is created later ends the streams of publishers before it.
+            self._members.after_steps(self._publish_at_the_end)
+
+    def _publish_at_the_end(self) -> None:
         plan = self.plan
         if not plan.finale:
             return
