@@ -12,9 +12,11 @@ from quorumcast.runtime.links.fairness import (
     BURST_S,
     FLOOD_SHARE,
     QUANTUM_S,
+    Account,
     Fairness,
     Piece,
 )
+from quorumcast.runtime.links.limits import TransportLimits
 
 ALICE, BOB, BROKER = NodeId("alice"), NodeId("bob"), NodeId("broker-1")
 
@@ -352,3 +354,17 @@ def test_accounts_of_nodes_that_left_the_cell_are_forgotten() -> None:
         assert list(world.fairness.load()) == [BOB]
 
     run(main())
+
+
+def test_requests_may_take_idle_time_except_those_of_brokers_and_of_who_asks_too_much() -> None:
+    def balance(*, worked_s: float, is_broker: bool = False, asks_too_much: bool = False) -> float:
+        limits = TransportLimits()
+        account = Account(NodeId("bob"), is_broker=is_broker, now=0.0, limits=limits)
+        account.balance_s, account.asks_too_much = -1.0, asks_too_much
+        account.fill(0.1, worked_s)
+        return round(account.balance_s, 3)
+
+    assert balance(worked_s=0.1) == -0.99
+    assert balance(worked_s=0.0) == -0.59
+    assert balance(worked_s=0.0, asks_too_much=True) == -0.99
+    assert balance(worked_s=0.0, is_broker=True) == -0.98

@@ -94,7 +94,7 @@ class Spans:
         self._begin, self._asked, self._end = position, 0, end
 
     def next_span(self, position: int, until: int) -> tuple[int, int] | None:
-        """The next span, first and stop, when half of the last one has come."""
+        """The next span, first and stop, as soon as only the last one is still to come."""
         if not self._asked:
             if not self._publications:
                 return None
@@ -104,7 +104,7 @@ class Spans:
             # What was ordered since comes by itself. Each answer tells of a later end: who asked
             # for the little that is left would never stop asking.
             until = min(until, self._end)
-        if first >= until or first - position > self._span // 2:
+        if first >= until or first - position > self._span:
             return None
         self._asked = min(first + self._span, until)
         return first, self._asked

@@ -15,12 +15,14 @@ account with little to say waits for one round at most.
 *Requests have a budget.* Publications are bounded by credit. Everything else from a client is a
 request, whose answer is of use to that client alone; so is a message that the machine drops, and
 the first publication of each stream. While other accounts have work, requests may take
-`REQUEST_SHARE` of the processor time that this thread had or could have had, and a burst. A client
-over its budget is *paused*: its socket is not read, and TCP makes it wait. A client that stays over
-its budget for `FLOOD_GRACE_S` and still has more than `FLOOD_BYTES` of requests, or of which more
-than `FLOOD_DROPS` messages were dropped, floods: it is *disconnected*, and refused for a time that
-doubles each time. An honest client waits for answers, so it never has that many requests. Until
-then a flood gets at most `FLOOD_SHARE` of the time spent on all others, even on an idle processor.
+`REQUEST_SHARE` of the processor time that this thread had or could have had, and a burst. Besides,
+a client that waits for answers may take most of the time that nobody uses (`IDLE_WEIGHT`): a long
+replay from a cell with little to do is not slowed down. A client over its budget is *paused*: its
+socket is not read, and TCP makes it wait. A client that stays over its budget for `FLOOD_GRACE_S`
+and still has more than `FLOOD_BYTES` of requests, or of which more than `FLOOD_DROPS` messages were
+dropped, floods: it is *disconnected*, and refused for a time that doubles each time. An honest
+client waits for answers, so it never has that many requests. Until then a flood gets at most
+`FLOOD_SHARE` of the time spent on all others, even on an idle processor.
 
 A broker has a larger budget (`BROKER_REQUEST_SHARE`) and is paused but never disconnected, since
 brokers that do not hear one another deliver nothing. Its budget covers what it asks for and what is
@@ -56,6 +58,8 @@ BROKER_WEIGHT = 2
 REQUEST_SHARE = 0.1
 #: The same for one broker.
 BROKER_REQUEST_SHARE = 0.2
+#: Requests of a client may take so many times the time that is left idle.
+IDLE_WEIGHT = 4.0
 #: The requests of a flood may take this part of the time that is spent on all others.
 FLOOD_SHARE = 0.1
 #: Processor time for requests that an account can save up.
@@ -149,15 +153,19 @@ class Account:
         self.is_broker = is_broker
         #: The share of time that its requests may take.
         self.share = BROKER_REQUEST_SHARE if is_broker else REQUEST_SHARE
+        #: Whether more requests wait than an honest client has.
+        self.asks_too_much = False
         #: Processor time in all, and for requests; only grow.
         self.spent_s = 0.0
         self.requests_s = 0.0
         #: What requests may still cost; at most BURST_S, filled up to `filled_at`.
         self.balance_s = BURST_S
         self.filled_at = now
-        #: Whether it floods, and the time spent on all others when the balance was filled last.
+        #: Whether it floods; when the balance was filled last, the time spent on all others, and
+        #: on all.
         self.floods = False
         self.others_s = 0.0
+        self.worked_s = 0.0
         #: Time left in this round; below 0 after a piece that took long.
         self.deficit_s = 0.0
         self.served_at = 0.0
@@ -180,14 +188,24 @@ class Account:
         self.strikes = 0
         self.barred_until = 0.0
 
+    @property
+    def idle_weight(self) -> float:
+        """How many times the idle time its requests may take besides.
+
+        A broker that fetches what it lacks would take it from publishers on the same machine.
+        """
+        return 0.0 if self.is_broker or self.asks_too_much else IDLE_WEIGHT
+
     def fill(self, now: float, cpu_s: float) -> None:
         """Add what was earned since the last time; `cpu_s` is the time spent on all peers."""
-        others_s = cpu_s - self.spent_s
-        earned = (now - self.filled_at) * self.share
+        others_s, had_s = cpu_s - self.spent_s, now - self.filled_at
+        idle_s = max(0.0, had_s - (cpu_s - self.worked_s))
+        earned = had_s * self.share + idle_s * self.idle_weight
         if self.floods:
             earned = min(earned, (others_s - self.others_s) * FLOOD_SHARE)
         self.balance_s = min(BURST_S, self.balance_s + max(0.0, earned))
         self.filled_at = now
+        self.worked_s = cpu_s
         self.others_s = max(self.others_s, others_s)
         if self.balance_s > BURST_S / 2:
             self.over_since = None
@@ -291,6 +309,7 @@ class Fairness:
         spent_s = self._cpu() - start_s
         account.spent_s += spent_s
         account.deficit_s -= spent_s
+        account.asks_too_much = self._unread(account) + link.unhandled_bytes() > FLOOD_BYTES
         if requests_s:
             share = requests_s / (at - begin)
             self._charge(account, spent_s * share, others_wait=others_wait)
@@ -359,13 +378,16 @@ class Fairness:
             self._worked_s = self._cpu()
         return self._had_s
 
+    def _unread(self, account: Account) -> int:
+        """Bytes of an account that were read and wait for its turn."""
+        return sum(link.unhandled_bytes() for link in account.links)
+
     def _pause(self, account: Account) -> None:
         """Stop serving an account until it is within its budget again; disconnect a flood."""
         now = self._loop.time()
         if account.over_since is None:
             account.over_since, account.dropped = now, 0
-        unread = sum(link.unhandled_bytes() for link in account.links)
-        account.floods = unread > FLOOD_BYTES or account.dropped > FLOOD_DROPS
+        account.floods = self._unread(account) > FLOOD_BYTES or account.dropped > FLOOD_DROPS
         is_late = now - account.over_since > FLOOD_GRACE_S
         if account.floods and is_late and not account.is_broker:
             self._bar(account, now)
@@ -375,12 +397,18 @@ class Fairness:
         if account.paused == 1:
             kind = "broker" if account.is_broker else "client"
             note(f"paused a {kind} whose requests cost too much", peer=account.name)
+        self._resume_later(account)
+
+    def _resume_later(self, account: Account) -> None:
         debt_s = QUANTUM_S - account.balance_s
-        self._loop.call_later(debt_s / account.share, self._resume, account)
+        self._loop.call_later(debt_s / (account.share + account.idle_weight), self._resume, account)
 
     def _resume(self, account: Account) -> None:
-        account.is_paused = False
         self._fill(account)
+        if account.balance_s < 0 and not account.floods:
+            self._resume_later(account)  # others have worked meanwhile
+            return
+        account.is_paused = False
         self._arrange(account)
 
     def _bar(self, account: Account, now: float) -> None:
