@@ -97,7 +97,8 @@ def test_excerpt_spans_are_as_long_as_publications_are_small() -> None:
     large = b"x" * (SPAN_BYTES // 4)
     made, _ = begin(1, 1000, end=1000)
     after = feed(made.handle, *votes(1, *[large] * FIRST_SPAN))
-    assert asked(after) == [(1 + FIRST_SPAN, 1 + FIRST_SPAN + 3)]
+    first = 1 + FIRST_SPAN
+    assert asked(after) == [(first, first + 3), (first + 3, first + 6)]
 
 
 def test_excerpt_waits_for_the_votes_of_all_that_can_be_reached() -> None:

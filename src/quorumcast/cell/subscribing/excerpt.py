@@ -104,7 +104,9 @@ class Spans:
             # What was ordered since comes by itself. Each answer tells of a later end: who asked
             # for the little that is left would never stop asking.
             until = min(until, self._end)
-        if first >= until or first - position > self._span:
+        # Nothing more is asked for as long as nothing is known of sizes.
+        ahead = self._span if self._publications else 0
+        if first >= until or first - position > ahead:
             return None
         self._asked = min(first + self._span, until)
         return first, self._asked
