@@ -65,7 +65,7 @@ from quorumcast.cell.messages import (
 )
 from quorumcast.cell.serving.audience import REPLAYS, REPLAYS_MS
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.journal import Attested, Journal, Settled, Vouched
+from quorumcast.cell.serving.journal import Attested, Journal, Outvoted, Settled, Vouched
 from quorumcast.cell.serving.served_streams import WrittenTotals
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable
@@ -733,9 +733,29 @@ def test_broker_journals_a_shorter_run_that_won_against_the_one_it_echoed() -> N
     won = Contents(STREAM, 1, digests(b"a"))
     effects = feed(made.handle, echo(B2), echo(B3), echo(B4), Receive(B2, won, (b"a",)))
     vouched = [e for e in effects if isinstance(e, Persist) and isinstance(e.record, Vouched)]
-    assert [e.record for e in vouched][-1] == Vouched(STREAM, 1, digests(b"a"))
+    assert [e.record for e in vouched][-1] == Outvoted(STREAM, 1, digests(b"a"))
     assert messages(effects, Vote) == []
     assert messages(synced(effects), Vote) == [Vote(STREAM, 1, digests(b"a"))]
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_broker_that_was_outvoted_never_echoes_there_again(order: int) -> None:
+    """It took the run that had won for the one that it had echoed, and echoed both."""
+    echoed = Vouched(STREAM, 1, digests(b"x", b"y"))
+    records = [echoed, Outvoted(STREAM, 1, digests(b"a"))]
+    for _ in range(2):  # the second restart finds what the first life wrote
+        made = broker(replace(BRB, journal=True), BOB)
+        for record in records if order else records[::-1]:
+            made.handle(Restored(record), T0)
+        made.handle(subscribe(BOB, Cursor(STREAM, 1)), T0)
+        effects = feed(made.handle, publish(1, b"a"), echo(B2), echo(B3), echo(B4))
+        said = [*effects, *synced(effects)]
+        assert messages(said, Echo) == []
+        assert messages(said, Vote) == [Vote(STREAM, 1, digests(b"a"))]
+        written = [e.record for e in effects if isinstance(e, Persist)]
+        assert echoed not in written
+        records += [record for record in written if record not in records]
+    assert reasons(made.handle(publish(1, b"x", b"y"), T0)) == [DropReason.CONFLICT]
 
 
 def test_broker_with_a_journal_does_not_echo_again_what_it_had_settled() -> None:

@@ -43,6 +43,7 @@ from quorumcast.cell.serving.journal import (
     Attested,
     Ended,
     Journal,
+    Outvoted,
     Released,
     Settled,
     Vouched,
@@ -92,6 +93,7 @@ from quorumcast.ordering.past import Placed
 #: Every kind of record that a broker asks its driver to keep.
 RECORDS: tuple[type[Record], ...] = (
     Vouched,
+    Outvoted,
     Attested,
     Released,
     Settled,

@@ -48,6 +48,13 @@ class Vouched(DigestRecord, frozen=True, tag=True):
     """
 
 
+class Outvoted(Vouched, frozen=True, tag=True):
+    """A run that this broker is about to vote for, although it has echoed another one there.
+
+    The record of its echo stays on disk, so after a restart it echoes neither of them.
+    """
+
+
 class Attested(DigestRecord, frozen=True, tag=True):
     """Numbers that this broker is about to sign or fetched from peers; their runs are unknown."""
 
@@ -130,6 +137,8 @@ class JournaledLane(msgspec.Struct):
     starts: dict[int, int] = {}
     #: How many publications the run at a number has.
     lengths: dict[int, int] = {}
+    #: The numbers of runs that won against the one that this broker echoed.
+    outvoted: set[int] = set()
     #: The first retained number, and the last settled one.
     released: int = 1
     settled: int = 0
@@ -146,7 +155,7 @@ class JournaledStream(msgspec.Struct, frozen=True):
 class Journal:
     """What the journal of earlier lives holds, by stream and lane."""
 
-    __slots__ = ("_lanes", "_owners", "_unsynced", "_written")
+    __slots__ = ("_echoed", "_lanes", "_owners", "_unsynced", "_written")
 
     def __init__(self) -> None:
         self._lanes: dict[Stream, JournaledLane] = {}
@@ -154,6 +163,8 @@ class Journal:
         self._owners: dict[tuple[Channel, NodeId], dict[Stream, None]] = {}
         #: The length of the longest record at each address of the journal, in numbers.
         self._written: dict[Stream, dict[tuple[type[Record], int], int]] = {}
+        #: The digests of each run that was echoed, where brokers echo; none without a record.
+        self._echoed: dict[Stream, dict[int, bytes]] = {}
         #: The records among them that are being written; no more than writes are under way.
         self._unsynced: dict[tuple[type[Record], Stream, int], VouchRecord] = {}
 
@@ -177,25 +188,40 @@ class Journal:
         digests = split_digests(record.digests)
         self._written.setdefault(record.stream, {})[type(record), record.first] = len(digests)
         numbers = range(record.first, record.first + len(digests))
+        if isinstance(record, Outvoted):
+            lane.outvoted.add(record.first)
+            for number in range(record.first, record.first + lane.lengths.get(record.first, 0)):
+                lane.digests.pop(number, None)
+                lane.starts.pop(number, None)
+        elif isinstance(record, Vouched):
+            self._echoed.setdefault(record.stream, {})[record.first] = record.digests
+            if record.first in lane.outvoted:
+                return
         lane.digests.update(zip(numbers, digests, strict=True))
         if isinstance(record, Vouched):
             lane.starts.update(dict.fromkeys(numbers, record.first))
             lane.lengths[record.first] = len(digests)
 
-    def whole(
-        self, record: VouchRecord, ledger: Ledger, *, whole_runs: bool = False
-    ) -> VouchRecord | None:
+    def run(self, record: Vouched) -> Vouched:
+        """The record to write for a run where brokers echo: one that won leaves the echo's alone.
+
+        Otherwise this broker would take what it votes for as what it has echoed, and echo twice.
+        """
+        echoed = self._echoed.setdefault(record.stream, {})
+        if echoed.setdefault(record.first, record.digests) != record.digests:
+            record = Outvoted(record.stream, record.first, record.digests)
+        return record
+
+    def whole(self, record: VouchRecord, ledger: Ledger) -> VouchRecord | None:
         """The record to write, extended so that it never replaces a longer one.
 
         If the digests to extend it with are not held, the journal says the same already: the result
-        is the longer record while that is being written, and None once it is on disk. Where votes
-        are about whole runs it is written as it is: a shorter run may have won against the one that
-        this broker echoed.
+        is the longer record while that is being written, and None once it is on disk.
         """
         written = self._written.setdefault(record.stream, {})
         key, count = (type(record), record.first), len(record.digests) // DIGEST_SIZE
         longest = written.get(key, 0)
-        if longest <= count or whole_runs:
+        if longest <= count:
             written[key] = count
             self._unsynced[type(record), record.stream, record.first] = record
             return record
@@ -248,13 +274,14 @@ class Journal:
         self._forget(stream, below, max(below - longest, 0))
         if below <= longest:
             return []
-        return [Forget(kind, str(stream), below - longest) for kind in (Vouched, Attested)]
+        kinds: tuple[type[Record], ...] = (Vouched, Outvoted, Attested)
+        return [Forget(kind, str(stream), below - longest) for kind in kinds]
 
     def erase(self, stream: Stream) -> list[Effect]:
         """Forget everything about a stream that is over, on disk if it was written there."""
         for lane in (stream.data, stream.history):
             self._forget(lane, MAX_NUMBER + 1, MAX_NUMBER + 1)
-        kinds: tuple[type[Record], ...] = (Vouched, Attested, Released, Settled)
+        kinds: tuple[type[Record], ...] = (Vouched, Outvoted, Attested, Released, Settled)
         lanes = (stream.data, stream.history)
         return [Forget(kind, str(lane), MAX_NUMBER + 1) for lane in lanes for kind in kinds]
 
@@ -265,6 +292,11 @@ class Journal:
             del written[key]
         if not written:
             self._written.pop(stream, None)
+        echoed = self._echoed.get(stream, {})
+        for first in [first for first in echoed if first < removed]:
+            del echoed[first]
+        if not echoed:
+            self._echoed.pop(stream, None)
         lane = self._lanes.get(stream)
         if lane is None:
             return
@@ -272,6 +304,7 @@ class Journal:
             del lane.digests[number]
             lane.starts.pop(number, None)
             lane.lengths.pop(number, None)
+            lane.outvoted.discard(number)
         if not lane.digests:
             del self._lanes[stream]
             if stream.data not in self._lanes and stream.data.history not in self._lanes:
@@ -310,9 +343,9 @@ class Journal:
         For settled numbers the journal holds what the cell settled, which this broker need not have
         echoed. Nobody needs its echo any more.
         """
-        if first <= self.settled(stream):
-            return True
         lane = self._lanes.get(stream)
+        if first <= self.settled(stream) or (lane is not None and first in lane.outvoted):
+            return True
         count = 0 if lane is None else lane.lengths.get(first, 0)
         known = [digest for digest in self.of(stream, first, count) if digest is not None]
         return count > 0 and len(known) == count and root(first, b"".join(known)) != run

@@ -37,11 +37,9 @@ class JournalWriter:
         self, served: ServedStream, record: VouchRecord, then: Sequence[Effect]
     ) -> list[Effect]:
         """Carry out effects once the journal holds a record of what they vouch for."""
-        whole = self._journal.whole(
-            record,
-            served.ledger(record.stream.lane),
-            whole_runs=isinstance(record, Vouched) and served.entry.policy.whole_runs,
-        )
+        if isinstance(record, Vouched) and served.echoes(record.stream.lane):
+            record = self._journal.run(record)
+        whole = self._journal.whole(record, served.ledger(record.stream.lane))
         if whole is None:
             return list(then)
         served.writing(whole)

@@ -123,6 +123,10 @@ class ServedStream:
         """
         return lane is Lane.HISTORY or self.ledger(lane).begun
 
+    def echoes(self, lane: Lane) -> bool:
+        """Whether brokers echo the runs of a lane before they vote for them."""
+        return lane is Lane.HISTORY or self.entry.policy.whole_runs
+
     def echoed(self, vote: Echo | Ready) -> list[VouchRecord]:
         """The records that an echo of ours needs: its run, and the numbers that a history names."""
         run = self.lane(vote.stream.lane).echoed(vote.first)

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from quorumcast.broadcast.messages import ChainRun, Echo
 from quorumcast.cell.messages import Checkpoint, Regained, Vote
-from quorumcast.cell.serving.journal import Attested, Vouched
-from quorumcast.core.ids import NodeId, Stream, split_digests
+from quorumcast.cell.serving.journal import Attested, Outvoted, Vouched
+from quorumcast.core.ids import Lane, NodeId, Stream, split_digests
 from quorumcast.core.machine import Persist, Send
 from quorumcast.core.statements import SegmentStatement, parse_statement
 from quorumcast.crypto.digest import root
@@ -89,10 +89,15 @@ class Journaled(EffectChecker):
             return
         lies = not facts.adversary.is_correct(record.stream.publisher)
         entry = facts.manifest.channel(record.stream.channel)
-        # Where votes are about whole runs, the shorter one of two that a liar made may win.
-        whole = isinstance(record, Vouched) and entry is not None and entry.policy.whole_runs
-        if not record.digests.startswith(held.digests) and not (
-            lies and (whole or len(record.digests) >= len(held.digests))
+        # An echo binds for ever; elsewhere the cell may settle what a lying publisher told others.
+        history = record.stream.lane is Lane.HISTORY
+        binds = (
+            isinstance(record, Vouched)
+            and entry is not None
+            and (history or entry.policy.whole_runs)
+        )
+        if not record.digests.startswith(held.digests) and (
+            binds or not lies or len(record.digests) < len(held.digests)
         ):
             what = f"{type(record).__name__} of {record.stream} {record.first}"
             facts.violate(self.name, f"{node} replaces {what} by something else")
@@ -140,7 +145,7 @@ def _settled_otherwise(facts: CellFacts, stream: Stream) -> int:
 
 def _journaled(facts: CellFacts, node: NodeId, stream: Stream) -> Iterator[tuple[int, bytes]]:
     """The digests of a stream in a broker's journal, by number; later records come last."""
-    for kind in (Vouched, Attested):
+    for kind in (Vouched, Outvoted, Attested):
         for record in facts.on_disk(node, kind, str(stream)).values():
             if isinstance(record, Vouched | Attested):
                 yield from enumerate(split_digests(record.digests), record.first)
