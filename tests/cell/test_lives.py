@@ -20,12 +20,12 @@ from tests.support.cells import (
     reasons,
 )
 
-from quorumcast.broadcast.messages import Ack, Echo, Ready
+from quorumcast.broadcast.messages import Ack, Contents, Echo, Ready
 from quorumcast.cell.messages import Position, Positions, Regain, Regained
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.holdings import GRACE
 from quorumcast.cell.serving.recovery import RecoveryTick
-from quorumcast.cell.serving.served_streams import UNCLAIMED
+from quorumcast.cell.serving.served_streams import DISPLACED_AFTER_MS, UNCLAIMED
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.machine import (
     Connected,
@@ -68,9 +68,14 @@ class Given:
         self.scheduler = Scheduler("lives")
         self.disk = Disk(self.scheduler, 0)
         self.broker: Broker = self.cell.broker(B1)
+        self.now = T0
+
+    def wait(self) -> None:
+        """Until earlier lives may be displaced."""
+        self.now = Millis(self.now + DISPLACED_AFTER_MS)
 
     def hear(self, *events: Receive) -> list[Effect]:
-        effects = [effect for event in events for effect in self.broker.handle(event, T0)]
+        effects = [effect for event in events for effect in self.broker.handle(event, self.now)]
         for effect in effects:
             if isinstance(effect, Persist):
                 self.disk.write(effect.record, lambda: None)
@@ -122,10 +127,13 @@ def test_publications_that_are_not_settled_push_out_none_that_are(name: str) -> 
     given = Given(small(name, streams_per_publisher=64))
     given.settle(life(1), 1, *(b"a%d" % n for n in range(8)))
     for number in range(2, 40):
+        given.wait()
         given.settle(life(number), 1, b"s")  # pushes out one of the oldest
         assert given.settled(life(number)) == 1
         given.hear(publish(2, b"x", b"y", b"z", stream=life(number)))
         given.hear(publish(5, b"x", b"y", b"z", stream=life(number)))
+    given.wait()
+    given.hear(publish(2, b"x", b"y", b"z", stream=life(39)))
     assert [given.span(life(number))[0] for number in range(32, 40)] == [1] * 8
     assert sum(s.endswith("/ledger") for s in given.broker.sizes()) == 8
     held = [given.span(life(number))[1] for number in range(32, 40)]
@@ -140,10 +148,42 @@ def test_life_with_a_run_under_way_is_not_over_although_nothing_of_it_is_retaine
     given.hear(Receive(B2, Echo(life(1), 2, root(2, digests(b"b")))))
     given.settle(life(2), 1, *(b"%d" % n for n in range(8)))
     assert given.span(life(1)) == (2, 2)
+    given.wait()
     given.hear(*readies(life(1), 2, b"b"))
     assert given.settled(life(2)) == 8
     assert given.broker.has_ended(life(1))
     assert given.broker.sizes()["ended"] == 1
+
+
+def test_life_of_which_nothing_is_retained_goes_on_for_a_while_after_the_next_has_begun() -> None:
+    """This broker was cut off: it hears of the next life before it hears of the last run."""
+    given = Given(small("brb"))
+    given.settle(life(1), 1, b"a")
+    given.settle(life(2), 1, *(b"%d" % n for n in range(8)))
+    assert given.span(life(1)) == (2, 2)
+    word = Echo(life(1), 2, root(2, digests(b"b")))
+    given.hear(Receive(B2, word), Receive(B3, word))
+    given.hear(Receive(B2, Contents(life(1), 2, digests(b"b")), (b"b",)))
+    given.hear(*readies(life(1), 2, b"b"))
+    assert given.settled(life(1)) == 2
+
+
+@pytest.mark.parametrize("name", SETTLING)
+def test_life_gives_up_nothing_for_one_that_has_just_begun(name: str) -> None:
+    """Its publisher crashed when n-f brokers had acknowledged all of this."""
+    given = Given(small(name))
+    run = [b"%d" % n for n in range(8)]
+    for first in (1, 5):
+        part = run[first - 1 : first + 3]
+        word = Echo(life(1), first, root(first, digests(*part)))
+        given.hear(publish(first, *part, stream=life(1)), Receive(B2, word), Receive(B3, word))
+    assert DropReason.OVER_LIMIT in reasons(given.hear(publish(1, b"x", stream=life(2))))
+    given.settle(life(1), 1, *run) if name == "ab+history" else given.hear(
+        *readies(life(1), 1, *run[:4]), *readies(life(1), 5, *run[4:])
+    )
+    assert given.settled(life(1)) == 8
+    given.settle(life(2), 1, b"x")
+    assert given.settled(life(2)) == 1
 
 
 @pytest.mark.parametrize("name", SETTLING)
@@ -155,9 +195,13 @@ def test_newest_life_is_taken_however_much_earlier_ones_left_unsettled(name: str
             run = [b"%d" % n for n in range(first, first + 4)]
             effects = given.hear(publish(first, *run, stream=life(number)))
             if DropReason.OVER_LIMIT in reasons(effects):
+                given.wait()
+                given.hear(publish(first, *run, stream=life(number)))  # makes room
                 effects = given.hear(publish(first, *run, stream=life(number)))
             acks = [a for a in messages(effects, Ack) if isinstance(a, Ack)]
             assert [ack.upto for ack in acks if ack.stream == life(number)][-1:] == [first + 3]
+    given.hear(publish(1, b"a", stream=life(100)))
+    given.wait()
     given.settle(life(100), 1, b"a")
     assert given.settled(life(100)) == 1
 

@@ -189,6 +189,7 @@ class Broker:
         self._sequencers.read_from(archive)
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
+        self._served.now = now
         if isinstance(event, Receive) and not isinstance(event.message, Taken):
             return self._handle(event, now)  # nearly all there is
         moved = self.membership.handle(event, now)

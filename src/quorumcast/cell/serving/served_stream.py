@@ -8,7 +8,7 @@ from quorumcast.broadcast.messages import Ack, Echo, Ready
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.serving.journal import Attested, Vouched, VouchRecord
 from quorumcast.cell.serving.notary import Notary
-from quorumcast.core.ids import Lane, NodeId, Stream
+from quorumcast.core.ids import Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Effect, Send
 from quorumcast.manifest.manifest import ChannelEntry
@@ -28,6 +28,7 @@ class ServedStream:
         "_journaled",
         "_quarter",
         "_unsynced",
+        "begun_at",
         "carrier",
         "closed",
         "entry",
@@ -50,6 +51,8 @@ class ServedStream:
         self.notary = notary
         #: Whether peers have ended this stream, so that nothing more of it will come.
         self.over = False
+        #: When it began here; when its publisher began it, once that has happened.
+        self.begun_at = Millis(0)
         #: The node whose message made this broker open the stream, until its publisher opens it.
         self.introducer: NodeId | None = None
         #: Whether it began by state transfer, and whether that is the only way it continues.

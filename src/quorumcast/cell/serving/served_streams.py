@@ -40,6 +40,9 @@ from quorumcast.ordering.log import OrderedLog
 
 #: Streams per publisher and channel that were opened and not used, or that only brokers named.
 MAX_UNUSED = 4
+#: How long a life remains as it is after the next one has begun: some retransmissions between
+#: brokers.
+DISPLACED_AFTER_MS = 5000
 #: The journal keeps streams that nobody came back to up to this multiple of what is retained.
 UNCLAIMED = 3
 #: The longest time between two sweeps.
@@ -86,6 +89,7 @@ class ServedStreams:
         "_sweeping",
         "_view",
         "life",
+        "now",
     )
 
     #: The broker side of each protocol; a new protocol is added here.
@@ -106,6 +110,8 @@ class ServedStreams:
     ) -> None:
         #: Drawn anew whenever the broker starts.
         self.life = life
+        #: When the event at hand happened.
+        self.now = Millis(0)
         #: The newest life that each peer named; only brokers of the manifest.
         self._peer_lives: dict[NodeId, bytes] = {}
         self._view = view
@@ -252,6 +258,8 @@ class ServedStreams:
             self._by_stream[data] = served
             if not policy.total:
                 self._share(served)
+        if served.introducer is None or introducer == data.publisher != served.introducer:
+            served.begun_at = self.now
         served.introducer = introducer
         self._make_room(served, entry.policy.limits.streams_per_publisher)
         return self._by_stream.get(data)
@@ -338,11 +346,11 @@ class ServedStreams:
         refused instead.
         """
         lives = self._lives_of(data)
-        for served in lives:
+        for served in self._displaced(lives):
             quotas = [carrier.ledger.quota for _, carrier in served.lanes()]
             if all(quota.relieved for quota in quotas):
                 break
-            if served.stream.life < lives[-1].stream.life and not served.closed and served.waits:
+            if not served.closed and served.waits:
                 self._close(served)
         for served in lives[-1:]:
             for _, carrier in served.lanes():
@@ -357,6 +365,19 @@ class ServedStreams:
             if (served.stream.channel, served.stream.publisher) == owner and served.genuine
         ]
         return sorted(found, key=lambda served: served.stream.incarnation)
+
+    def _displaced(self, lives: Sequence[ServedStream]) -> list[ServedStream]:
+        """Those before a life that began here a while ago, where brokers settle streams together.
+
+        What a crashed publisher had acknowledged may still be on its way between the brokers, and
+        one that was cut off has heard of the next life before it hears of that.
+        """
+        begun = [
+            served.stream.life
+            for served in lives
+            if self.now - served.begun_at >= DISPLACED_AFTER_MS or not served.entry.policy.settles
+        ]
+        return [served for served in lives if served.stream.life < max(begun, default=0)]
 
     def _end(self, served: ServedStream) -> None:
         self._over_of(served.stream).add(served.stream.incarnation, served.carrier.ledger.next)
@@ -376,10 +397,7 @@ class ServedStreams:
         quota = self._quotas.get(((data.channel, data.publisher), Lane.DATA))
         if quota is not None:
             quota.emptied = False
-        lives = self._lives_of(data)
-        for served in lives:
-            if served.stream.life == lives[-1].stream.life:
-                break
+        for served in self._displaced(self._lives_of(data)):
             if served.untouched or served.unsettled:
                 continue
             if not served.carrier.ledger.exhausted or served.carrier.is_under_way:
