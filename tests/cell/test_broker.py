@@ -117,6 +117,12 @@ def echo(sender: NodeId, stream: Stream = STREAM, first: int = 1) -> Receive:
     return Receive(sender, Echo(stream, first, root(first, digests(b"a"))))
 
 
+def test_broker_that_cannot_tell_yet_what_is_ordered_does_not_say_that_nothing_is() -> None:
+    """A subscriber that believed it began with the oldest position instead of the next one."""
+    made = broker(Policy.named("total"))
+    assert messages(made.handle(subscribe(BOB), T0), Positions) == []
+
+
 # ------------------------------------------------------------------- rights
 
 

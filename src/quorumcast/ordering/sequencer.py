@@ -243,11 +243,15 @@ class Sequencer:
         return self._consensus.blind
 
     @property
-    def late(self) -> bool:
-        """Whether this broker still listens, executes or fetches what the others have."""
+    def is_behind(self) -> bool:
+        """Whether this broker still has to learn what the others have ordered."""
         behind = self.catch_up.behind() or self._execution.executed < self._consensus.decided
-        waits = self._amnesia.listening or self._consensus.late
-        return waits or behind or bool(self._execution.backfill)
+        return behind or self._amnesia.listening or self._consensus.late
+
+    @property
+    def late(self) -> bool:
+        """Whether this broker is behind, or fetches the past that the others retain."""
+        return self.is_behind or bool(self._execution.backfill)
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""

@@ -509,6 +509,9 @@ class Broker:
         if not self._audience.enter(sender, message, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
         held = self._served.positions(channel, self._recovery.expects, message.since)
+        nothing = all(position.next == 1 for position in held)
+        if nothing and self._sequencers.is_behind(channel):
+            return []  # it cannot tell where the order begins; the subscriber asks again
         effects: list[Effect] = [Send((sender,), Positions(channel, held))]
         for stream, first in {cursor.stream: cursor.next for cursor in message.cursors}.items():
             served = self._served.with_lane(stream)

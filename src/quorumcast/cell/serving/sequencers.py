@@ -250,6 +250,12 @@ class Sequencers:
         """Every log."""
         return self._by_log
 
+    def is_behind(self, channel: Channel) -> bool:
+        """Whether this broker cannot tell yet up to where a channel is ordered."""
+        entry = self._view.channel(channel)
+        log = None if entry is None else entry.policy.log
+        return log in self._by_log and self._by_log[log].is_behind
+
     def late(self) -> list[str]:
         """Logs in which this broker is behind, for people to read."""
         return [f"the log {log.value!r}" for log, seq in self._by_log.items() if seq.late]
