@@ -28,12 +28,16 @@ from tests.support.cells import (
 
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell import accusations
-from quorumcast.cell.accusations import MAX_REFUTED, Accusations
+from quorumcast.cell.accusations import MAX_REFUTED, Accusations, SavedEvidence
 from quorumcast.cell.messages import Accusation
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Accuse, Connected, DropReason, Effect, Receive, Send
 from quorumcast.core.statements import Basis, Evidence, EvidenceKind, Signed
-from quorumcast.manifest.build import next_epoch
+from quorumcast.crypto.identity import Identity
+from quorumcast.manifest.build import add_client, next_epoch, remove_client, rotate
+from quorumcast.manifest.files import sign_manifest
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.view import View
 
 CELL = Cell(AB)
 BROKERS = CELL.manifest.broker_ids
@@ -61,6 +65,12 @@ def outvoted(liar: NodeId, *witnesses: NodeId, epoch: int = 1) -> Evidence:
 
 def hand(at: Accusations, evidence: Evidence, sender: NodeId = BOB) -> list[Effect]:
     return at.on_accusation(Receive(sender, Accusation(evidence)), T0)
+
+
+def told_to(broker: NodeId, at: Accusations) -> list[Evidence]:
+    """What a broker is told when its link opens."""
+    told = messages(at.connected(broker), Accusation)
+    return [one.evidence for one in told if isinstance(one, Accusation)]
 
 
 def noted(evidence: Evidence, sender: NodeId) -> Evidence:
@@ -162,16 +172,146 @@ def test_evidence_is_bounded_and_lying_clients_leave_room_for_brokers(
     assert at.found(conflict(B3)) == [Accuse(conflict(B3))]
 
 
-def test_evidence_that_rests_on_f_ends_with_its_epoch_and_a_contradiction_does_not() -> None:
-    view = CELL.view(B1)
-    at = Accusations(view)
+def file_of(manifest: Manifest) -> bytes:
+    return msgspec.json.encode(sign_manifest(manifest, identity_of("operator")))
+
+
+def seen(manifest: Manifest = CELL.manifest, me: NodeId = B1) -> View:
+    """The view of a broker, which knows the operator's file."""
+    return View(manifest, manifest.keyring(identity_of(me)), file_of(manifest))
+
+
+def step(at: Accusations, manifest: Manifest) -> None:
+    at._view.adopt(manifest, manifest.keyring(identity_of(B1)), file_of(manifest))
+    at.begin_epoch()
+
+
+def dated(evidence: Evidence, manifest: Manifest = CELL.manifest) -> Evidence:
+    return msgspec.structs.replace(evidence, manifest=file_of(manifest))
+
+
+LATER = next_epoch(CELL.manifest)
+NEW = {node: Identity.generate(node) for node in (B2, B4)}
+
+
+def test_evidence_of_an_earlier_epoch_is_passed_on_with_the_manifest_that_it_needs() -> None:
+    at = Accusations(seen())
+    (told,) = accused(hand(at, outvoted(B4, B2, B3)))
+    assert told == dated(noted(outvoted(B4, B2, B3), BOB))
+    hand(at, conflict(B3))
+    step(at, add_client(CELL.manifest, NodeId("dave"), identity_of("dave")))
+    step(at, next_epoch(at._view.manifest))
+    shown = told_to(B2, at)
+    assert shown == [told, noted(conflict(B3), BOB)]
+    # A broker that has been away for all of this can verify it.
+    other = Accusations(seen(at._view.manifest))
+    for one in shown:
+        assert accused(hand(other, one, B2)) == [noted(one, B2)]
+
+
+def test_evidence_of_a_node_that_knows_no_file_of_the_manifest_ends_with_the_epoch() -> None:
+    """Subscribers hand over what they find at once."""
+    at = Accusations(CELL.view(B1))
     hand(at, outvoted(B4, B2, B3))
     hand(at, conflict(B3))
-    manifest = next_epoch(view.manifest)
-    view.adopt(manifest, manifest.keyring(identity_of(B1)))
-    at.begin_epoch()
-    told = noted(conflict(B3), BOB)
-    assert at.connected(B2) == [Send((B2,), Accusation(told))]
+    step(at, LATER)
+    assert told_to(B2, at) == [noted(conflict(B3), BOB)]
+
+
+F0 = msgspec.structs.replace(CELL.manifest, f=0)
+F0_CELL = msgspec.structs.replace(F0, cell="another")
+UNPROVEN = {
+    "no manifest": outvoted(B4, B2, B3),
+    "no manifest of the operator": msgspec.structs.replace(
+        outvoted(B4, B2, B3),
+        manifest=file_of(CELL.manifest).replace(b'"f":1', b'"f":0'),
+    ),
+    "nonsense": msgspec.structs.replace(outvoted(B4, B2, B3), manifest=bytes(100)),
+    "of another cell": dated(outvoted(B4, B2, B3), F0_CELL),
+    "of another epoch": dated(outvoted(B4, B2, B3), next_epoch(LATER)),
+    # Liars that are too many for f = 0 sign today for that epoch.
+    "by f of those days": dated(outvoted(B4, B2), F0),
+    "by f of today": dated(outvoted(B4, B2), CELL.manifest),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("evidence", UNPROVEN.values(), ids=UNPROVEN.keys())
+def test_evidence_of_an_earlier_epoch_takes_both_manifests(evidence: Evidence) -> None:
+    at = Accusations(seen(LATER))
+    assert reasons(hand(at, evidence)) == [DropReason.BAD_SIGNATURE]
+    assert accused(hand(at, dated(outvoted(B4, B2, B3)))) != []
+
+
+def test_evidence_names_the_manifest_of_its_holder_and_not_that_of_its_sender() -> None:
+    """A liar adds a manifest that proves nothing to evidence that holds today."""
+    at = Accusations(seen())
+    for evidence in (outvoted(B4, B2, B3), conflict(B3)):
+        hand(at, msgspec.structs.replace(evidence, manifest=b"long"))
+    assert [one.manifest for one in told_to(B2, at)] == [file_of(CELL.manifest), b""]
+
+
+def restart(evidence: Evidence, manifest: Manifest) -> tuple[Accusations, list[Evidence]]:
+    """A broker reads its file with this evidence when it starts, in an epoch."""
+    at = Accusations(seen(manifest))
+    return at, accused(at.on_saved(evidence))
+
+
+ELSE = next_epoch(CELL.manifest, clients=())
+
+
+@pytest.mark.parametrize("manifest", [CELL.manifest, LATER, ELSE], ids=["same", "next", "clients"])
+@pytest.mark.parametrize("saved", [dated(outvoted(B4, B2, B3)), conflict(B4)], ids=["f+1", "self"])
+def test_broker_that_starts_again_believes_its_file(saved: Evidence, manifest: Manifest) -> None:
+    at, said = restart(saved, manifest)
+    assert said == [saved]
+    assert told_to(B2, at) == [saved]
+    assert at.on_saved(saved) == []
+
+
+def test_broker_file_is_only_data() -> None:
+    broker = CELL.broker(B1)
+    assert broker.handle(SavedEvidence(conflict(B4)), T0) == [Accuse(conflict(B4))]
+    for altered in FORGED.values():
+        assert CELL.broker(B1).handle(SavedEvidence(altered), T0) == []
+    for altered in UNPROVEN.values():
+        if altered != UNPROVEN["by f of those days"]:  # was it signed then? The file says so
+            assert restart(altered, LATER)[1] == []
+    large = conflict(B4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accusations, "MAX_EVIDENCE_BYTES", 100)
+        assert restart(large, CELL.manifest)[1] == []
+
+
+def test_broker_holds_what_it_has_verified_when_a_witness_leaves() -> None:
+    """The others cannot verify it any more, so it hands it to nobody."""
+    without = rotate(CELL.manifest, B2, NEW[B2])
+    at = Accusations(seen())
+    (saved,) = accused(hand(at, outvoted(B4, B2, B3)))
+    step(at, without)
+    again, said = restart(saved, without)
+    assert said == [saved]
+    for holder in (at, again):
+        assert holder.sizes()["accused"] == 1
+        assert holder.connected(B3) == []
+    assert reasons(hand(Accusations(seen(without)), saved)) == [DropReason.BAD_SIGNATURE]
+
+
+def test_evidence_ends_with_the_key_of_the_accused() -> None:
+    told = CELL.history(1, 1, b"a"), CELL.history(1, 1, b"b")
+    read = [read_history(body, STREAM.history) for body in told]
+    of_alice = Evidence(
+        kind=EvidenceKind.CONFLICT, accused=ALICE, against=tuple(one[0] for one in read if one)
+    )
+    for evidence, following in (
+        (outvoted(B4, B2, B3), rotate(CELL.manifest, B4, NEW[B4])),
+        (of_alice, remove_client(CELL.manifest, ALICE)),
+    ):
+        at = Accusations(seen())
+        (saved,) = accused(hand(at, evidence))
+        step(at, following)
+        assert at.connected(B2) == []
+        assert at.sizes()["accused"] == 0
+        assert restart(saved, following)[1] == []
 
 
 signed = st.builds(

@@ -13,21 +13,33 @@ import msgspec
 import pytest
 from tests.runtime.world import PATIENCE_S, RawPeer, keyring, plan, run, until
 
+from quorumcast.cell.messages import Accusation
 from quorumcast.cell.serving.journal import Vouched
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, Millis, NodeId, Stream
-from quorumcast.core.machine import Accuse, Effect, Event, Persist, Persisted, Storage, TimerFired
-from quorumcast.core.statements import Evidence, EvidenceKind
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, NodeId, Stream
+from quorumcast.core.machine import (
+    Accuse,
+    Effect,
+    Event,
+    Persist,
+    Persisted,
+    Receive,
+    Storage,
+    TimerFired,
+)
+from quorumcast.core.statements import Evidence, EvidenceKind, HistoryStatement, canonical
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.session import Farewell
-from quorumcast.manifest.build import add_client
+from quorumcast.manifest.build import add_client, remove_client
 from quorumcast.manifest.files import sign_manifest, write_manifest
 from quorumcast.manifest.policy import Policy
-from quorumcast.runtime.broker import broker
+from quorumcast.runtime.broker import broker, misbehaviour
 from quorumcast.runtime.broker.broker import BrokerNode, BrokerSettings
 from quorumcast.runtime.broker.control import FaultOrder
 from quorumcast.runtime.broker.http import HttpRequest
+from quorumcast.runtime.broker.misbehaviour import MisbehaviourLog
 from quorumcast.runtime.store import store
+from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.testing.cells import CellSetup
 
 BROKER = NodeId("broker-1")
@@ -119,6 +131,87 @@ def test_broker_evidence_of_an_earlier_life_is_kept_beside_the_new(tmp_path: Pat
     ]  # fmt: skip
     said = [msgspec.json.decode(path.read_bytes(), type=Evidence).note for path in found]
     assert said == ["second", "first"]
+
+
+def two_histories(cell: CellSetup, liar: str) -> Evidence:
+    """Proof that a publisher has contradicted itself."""
+    stream = Stream(Channel("events"), NodeId(liar), 1)
+    against = [
+        cell.identities[NodeId(liar)].sign(
+            canonical(
+                HistoryStatement(
+                    cell=cell.manifest.cell,
+                    epoch=1,
+                    stream=stream.history,
+                    index=1,
+                    first=1,
+                    digests=bytes([value]) * DIGEST_SIZE,
+                )
+            )
+        )
+        for value in range(2)
+    ]
+    return Evidence(kind=EvidenceKind.CONFLICT, accused=NodeId(liar), against=tuple(against))
+
+
+def test_broker_evidence_is_read_again_and_verified_until_the_liar_has_left(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "evidence"
+    shown: list[dict[NodeId, int]] = []
+
+    async def lie(node: BrokerNode, cell: CellSetup) -> None:
+        for liar in ("alice", "bob"):
+            evidence = two_histories(cell, liar)
+            node.driver.feed(Receive(NodeId("bob"), Accusation(evidence)))
+        file = directory / "broker-1-bob.evidence"
+        content = file.read_bytes()
+        file.write_bytes(content.replace(b'"accused":"bob"', b'"accused":"alice"'))
+
+    async def start_again(node: BrokerNode, cell: CellSetup) -> None:
+        shown.append(node.control.status().accusations)
+
+    async def remove(node: BrokerNode, cell: CellSetup) -> None:
+        shown.append(node.control.status().accusations)
+        following = remove_client(cell.manifest, NodeId("alice"))
+        write_manifest(node.settings.manifest, sign_manifest(following, cell.operator))
+        node.read_manifest()
+        await until(lambda: node.manifest.epoch == 2)
+        shown.append(node.control.status().accusations)
+
+    for act in (lie, start_again, remove):
+        with_broker(tmp_path, act, evidence=directory)
+        (tmp_path / "manifest.json").unlink()
+    alice = NodeId("alice")
+    assert shown == [{alice: 1}, {alice: 1}, {}]
+    assert len(list(directory.iterdir())) == 2
+
+
+def test_broker_reads_evidence_within_bounds_whatever_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = MisbehaviourLog(BROKER, Telemetry(), tmp_path)
+    assert MisbehaviourLog(BROKER, Telemetry(), None).saved([BROKER]) == []
+    assert MisbehaviourLog(BROKER, Telemetry(), tmp_path / "none").saved([BROKER]) == []
+    good = Evidence(kind=EvidenceKind.CONFLICT, accused=NodeId("alice"), against=())
+    data = msgspec.json.encode(good)
+    for name in ("alice", "alice-2", "broker-2"):
+        (tmp_path / f"broker-1-{name}.evidence").write_bytes(data)
+    os.mkfifo(tmp_path / "broker-1-a.evidence")  # to open it would wait forever
+    (tmp_path / "broker-1-b.evidence").mkdir()
+    (tmp_path / "broker-1-c.evidence").symlink_to(tmp_path / "gone")
+    for name, nonsense in {"d": b"", "e": b"\xff{", "f": b"[" * 10_000, "g": b"{}"}.items():
+        (tmp_path / f"broker-1-{name}.evidence").write_bytes(nonsense)
+    for name in ("broker-2-alice.evidence", "broker-1-alice.json"):
+        (tmp_path / name).write_bytes(data)
+    with (tmp_path / "broker-1-h.evidence").open("wb") as file:
+        file.truncate(10**12)
+    assert log.saved([NodeId("broker-2")]) == [good] * 3
+    monkeypatch.setattr(misbehaviour, "MAX_FILES", 1)  # that of a broker comes first
+    (tmp_path / "broker-1-broker-2.evidence").write_bytes(data.replace(b"alice", b"broker-2"))
+    assert [one.accused for one in log.saved([NodeId("broker-2")])] == ["broker-2"]
+    monkeypatch.setattr(misbehaviour, "MAX_READ_BYTES", len(data) - 1)
+    assert log.saved([]) == []
 
 
 JOURNAL = Policy.named("ab", journal=True)

@@ -8,10 +8,16 @@ every node hands its evidence to the brokers, and brokers pass it on to one anot
     node → broker           Accusation(evidence)   whenever a link opens, so that none is lost
 
 A broker believes nobody: evidence holds only if the broker's own manifest proves it (`Court`). It
-thus never names a correct node, whoever sent it. A threshold is that of one epoch: an OUTVOTED
-broker is convicted only by statements of the present one, since f may have been larger when they
-were signed. Evidence that no longer holds after a change of epoch is not passed on any more; it was
-reported when it was found.
+thus never names a correct node, whoever sent it. A threshold is that of one epoch: f may have been
+larger when the statements of an OUTVOTED broker were signed, and smaller, so that those who lie now
+may sign for an epoch in which they were too many. In a later epoch it therefore takes both
+manifests: the present one, and that of the statements, which a broker adds to the evidence as soon
+as it holds it (`Evidence.manifest`).
+
+What a broker holds, it has verified while that could be relied on. It holds it for as long as the
+accused is a member with the same key, also if a witness leaves, which the other brokers then can
+verify no more; and it verifies its own file after a restart (`SavedEvidence`) by the manifest of
+the epoch of the statements alone.
 
 A lying node can send nonsense, old evidence, and evidence against its friends:
 
@@ -25,14 +31,18 @@ from __future__ import annotations
 import msgspec
 
 from quorumcast.cell.messages import Accusation
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId, holder
-from quorumcast.core.machine import Accuse, Drop, DropReason, Effect, Receive, Send
+from quorumcast.core.limits import MAX_MANIFEST_BYTES
+from quorumcast.core.machine import Accuse, Drop, DropReason, Effect, Event, Receive, Send
 from quorumcast.core.statements import (
     Evidence,
     EvidenceKind,
     SegmentStatement,
     parse_statement,
 )
+from quorumcast.manifest.files import parse_manifest
+from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.view import View
 
 MAX_ACCUSED_CLIENTS = 16
@@ -40,15 +50,23 @@ MAX_EVIDENCE_BYTES = 128 * 1024
 MAX_REFUTED = 4
 
 
+class SavedEvidence(Event, frozen=True):
+    """Evidence that this node saved in an earlier life; not verified since."""
+
+    evidence: Evidence
+
+
 class Accusations:
     """The evidence that one node holds."""
 
-    __slots__ = ("_held", "_refuted", "_view")
+    __slots__ = ("_held", "_own", "_refuted", "_view")
 
     def __init__(self, view: View) -> None:
         self._view = view
-        #: By the accused identity; every piece holds by the present manifest.
+        #: By the accused identity, which has the key that signed the statements.
         self._held: dict[NodeId, Evidence] = {}
+        #: Those of whom this node's evidence is not believed by others in this epoch.
+        self._own: set[NodeId] = set()
         #: Pieces that did not hold, by the identity that sent them; at most MAX_REFUTED each.
         self._refuted: dict[NodeId, int] = {}
 
@@ -57,9 +75,23 @@ class Accusations:
         return {"accused": len(self._held), "refuted": len(self._refuted)}
 
     def begin_epoch(self) -> None:
-        """Keep what holds by the new manifest."""
-        self._held = {node: held for node, held in self._held.items() if self._holds(held)}
+        """Keep what was proven of members that are still there with their keys."""
+        court = self._view.manifest.court()
+        self._held = {node: held for node, held in self._held.items() if court.still_binds(held)}
+        self._own = {node for node, held in self._held.items() if not self._holds(held)}
         self._refuted.clear()
+
+    def on_saved(self, evidence: Evidence) -> list[Effect]:
+        """Verify what this node saved in an earlier life, and report it again."""
+        court = self._view.manifest.court()
+        if not self._has_room(evidence) or not court.still_binds(evidence):
+            return []
+        if not self._holds(evidence):
+            then = self._manifest_of(evidence)
+            if then is None or then.court().why_evidence_fails(evidence) is not None:
+                return []
+            self._own.add(holder(evidence.accused))
+        return self._keep(evidence, ())
 
     def found(self, evidence: Evidence) -> list[Effect]:
         """Report evidence that this node has found, and hand it to the brokers."""
@@ -71,7 +103,8 @@ class Accusations:
         """Hand all evidence to a broker whose link opens."""
         if peer not in self._view.brokers:
             return []
-        return [Send((peer,), Accusation(evidence)) for evidence in self._held.values()]
+        shown = (held for node, held in self._held.items() if node not in self._own)
+        return [Send((peer,), Accusation(evidence)) for evidence in shown]
 
     def on_accusation(self, event: Receive, now: Millis) -> list[Effect]:
         """Verify what a peer sends, report it, and pass it on."""
@@ -90,8 +123,14 @@ class Accusations:
         return self._keep(evidence, tuple(peer for peer in self._view.peers if peer != sender))
 
     def _keep(self, evidence: Evidence, to: tuple[NodeId, ...]) -> list[Effect]:
+        then, signed = self._manifest_of(evidence), self._view.signed
+        if then is None or len(signed) > MAX_MANIFEST_BYTES:
+            signed = b""
+        if then is None or then is self._view.manifest:
+            evidence = msgspec.structs.replace(evidence, manifest=signed)
         self._held[holder(evidence.accused)] = evidence
-        return [Accuse(evidence), Send(to, Accusation(evidence))]
+        told: list[Effect] = [Send(to, Accusation(evidence))] if to else []
+        return [Accuse(evidence), *told]
 
     def _has_room(self, evidence: Evidence) -> bool:
         """Whether evidence is small enough, and the first against this node."""
@@ -104,9 +143,27 @@ class Accusations:
         return accused in brokers or clients < MAX_ACCUSED_CLIENTS
 
     def _holds(self, evidence: Evidence) -> bool:
-        if evidence.kind is EvidenceKind.OUTVOTED:
-            said = [parse_statement(signed.payload) for signed in evidence.against]
-            epochs = {s.epoch for s in said if isinstance(s, SegmentStatement)}
-            if epochs != {self._view.epoch}:
-                return False
-        return self._view.manifest.court().why_evidence_fails(evidence) is None
+        """Whether every node in the present epoch can verify evidence."""
+        if self._view.manifest.court().why_evidence_fails(evidence) is not None:
+            return False
+        if evidence.kind is EvidenceKind.CONFLICT:
+            return True
+        then = self._manifest_of(evidence)
+        return then is not None and (
+            then is self._view.manifest or then.court().why_evidence_fails(evidence) is None
+        )
+
+    def _manifest_of(self, evidence: Evidence) -> Manifest | None:
+        """The manifest by which f+1 outvote the accused; None if unknown, or for a CONFLICT."""
+        if evidence.kind is not EvidenceKind.OUTVOTED:
+            return None
+        present = self._view.manifest
+        said = [parse_statement(signed.payload) for signed in evidence.against]
+        epochs = {s.epoch for s in said if isinstance(s, SegmentStatement)}
+        if epochs == {present.epoch}:
+            return present
+        try:
+            found = parse_manifest(evidence.manifest, operator=present.operator)
+        except UsageError:
+            return None
+        return found if found.cell == present.cell and epochs == {found.epoch} else None

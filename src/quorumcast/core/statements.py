@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from quorumcast.core.ids import CELL, DIGEST_SIZE, Count, NodeId, Positive, Stream
-from quorumcast.core.limits import MAX_CHAIN, MAX_CLAIMS, MAX_WRITTEN
+from quorumcast.core.limits import MAX_CHAIN, MAX_CLAIMS, MAX_MANIFEST_BYTES, MAX_WRITTEN
 from quorumcast.core.quorum import Protection
 
 Value = Annotated[bytes, Meta(max_length=DIGEST_SIZE)]
@@ -140,6 +140,9 @@ class Evidence(msgspec.Struct, frozen=True, tag="evidence", kw_only=True):
     against: Annotated[tuple[Signed, ...], Meta(max_length=2)]
     witnesses: Annotated[tuple[Signed, ...], Meta(max_length=MAX_CHAIN)] = ()
     note: str = ""
+    #: OUTVOTED: the manifest of the epoch of the statements, as its operator signed it, so that
+    #: brokers can verify this in a later one. It is empty where a subscriber found this.
+    manifest: Annotated[bytes, Meta(max_length=MAX_MANIFEST_BYTES)] = b""
 
 
 class Receipt(msgspec.Struct, frozen=True, tag="receipt", kw_only=True):

@@ -55,6 +55,13 @@ class Court:
             case EvidenceKind.OUTVOTED:
                 return self._why_not_outvoted(evidence)
 
+    def still_binds(self, evidence: Evidence) -> bool:
+        """Whether the accused is a member, with the key that signed what is held against it."""
+        return all(
+            signed.signer == evidence.accused and self._authentic(signed) is not None
+            for signed in evidence.against
+        )
+
     def why_receipt_fails(self, receipt: Receipt, votes: int) -> str | None:
         """None if `votes` brokers signed these contents at this number."""
         count = len(receipt.digests) // DIGEST_SIZE

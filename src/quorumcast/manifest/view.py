@@ -14,14 +14,16 @@ from quorumcast.manifest.manifest import Manifest
 class View:
     """The cell as one node sees it in the epoch that it has adopted."""
 
-    def __init__(self, manifest: Manifest, keyring: Keyring) -> None:
+    def __init__(self, manifest: Manifest, keyring: Keyring, signed: bytes = b"") -> None:
         self.me: NodeId = keyring.identity.name
         self.keyring = keyring
-        self._set(manifest)
+        self._set(manifest, signed)
 
-    def _set(self, manifest: Manifest) -> None:
+    def _set(self, manifest: Manifest, signed: bytes) -> None:
         #: The whole manifest, to be compared with its successor.
         self.manifest = manifest
+        #: The manifest as its operator signed it; only brokers know it.
+        self.signed = signed
         self.epoch = manifest.epoch
         #: In the manifest's order, which all nodes share.
         self.brokers = manifest.broker_ids
@@ -33,7 +35,7 @@ class View:
         self.channels, self.channel = manifest.channels, manifest.channel
         self.may_publish, self.may_subscribe = manifest.may_publish, manifest.may_subscribe
 
-    def adopt(self, manifest: Manifest, keyring: Keyring) -> None:
+    def adopt(self, manifest: Manifest, keyring: Keyring, signed: bytes = b"") -> None:
         """Adopt a new epoch, for all users of this view."""
         self.keyring.adopt(keyring)
-        self._set(manifest)
+        self._set(manifest, signed)

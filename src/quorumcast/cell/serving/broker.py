@@ -21,7 +21,7 @@ from quorumcast.broadcast.messages import (
     Ready,
     highest_number,
 )
-from quorumcast.cell.accusations import Accusations
+from quorumcast.cell.accusations import Accusations, SavedEvidence
 from quorumcast.cell.messages import (
     Accusation,
     Attest,
@@ -139,9 +139,11 @@ class Broker:
         proof: tuple[Signed, ...] = (),
         *,
         life: bytes,
+        signed: bytes = b"",
     ) -> None:
-        # `life` is drawn by the driver whenever a broker starts; no two are alike.
-        view = self._view = View(manifest, keyring)
+        # `life` is drawn by the driver whenever a broker starts; no two are alike. `signed` is the
+        # manifest as its operator signed it.
+        view = self._view = View(manifest, keyring, signed)
         self._accusations = Accusations(view)
         self._audience = Audience(view.me)
         self._admission = Admission(view, self._audience)
@@ -174,7 +176,7 @@ class Broker:
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch: other clients, rights, keys, channels, a broker more or less."""
-        self._view.adopt(manifest, keyring)
+        self._view.adopt(manifest, keyring, self.membership.next_manifest)
         effects: list[Effect] = []
         for served, said in self._served.recount():
             effects += self._finish(served, said) if said else []
@@ -199,6 +201,8 @@ class Broker:
             case Connected(peer=peer):
                 watch = self._served.watch_ages() + self._accusations.connected(peer)
                 return [*watch, *self._recovery.connected(peer), *self._handle(event, now)]
+            case SavedEvidence(evidence=evidence):
+                return self._accusations.on_saved(evidence)
             case TimerFired(timer=Sweep()):
                 return self._sweep(now)
             case TimerFired(timer=RecoveryTick()):

@@ -88,6 +88,7 @@ class Membership:
         "_sequencers",
         "_signed",
         "_view",
+        "next_manifest",
     )
 
     def __init__(
@@ -110,6 +111,8 @@ class Membership:
         self._digest = manifest_digest(view.manifest)
         #: Whether `Adopt` was returned; `begin_epoch` follows.
         self._moving = False
+        #: The manifest that `Adopt` named; empty until then.
+        self.next_manifest = b""
         self._sign_present()
 
     def _sign_present(self) -> None:
@@ -161,6 +164,7 @@ class Membership:
         self._digest = manifest_digest(manifest)
         self._pending = None
         self._moving = False
+        self.next_manifest = b""
         known = self._signed.get(manifest.epoch, {})
         self._signed = {manifest.epoch: {n: s for n, s in known.items() if manifest.broker(n)}}
         self._sign_present()
@@ -188,6 +192,7 @@ class Membership:
 
     def _move(self, data: bytes, statements: tuple[Signed, ...]) -> list[Effect]:
         self._moving = True
+        self.next_manifest = data
         self._proof = statements
         return [Adopt(data, statements)]
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from quorumcast.cell.accusations import SavedEvidence
 from quorumcast.cell.messages import CELL_FAMILY, Subscribe, Vote
 from quorumcast.cell.serving.broker import RECORDS, Broker
 from quorumcast.cell.serving.membership import Adopt, NewManifest
@@ -128,8 +129,9 @@ class BrokerNode:
         self._kept = kept = kept or KeptEpoch(settings.manifest.read_bytes())
         #: The manifest as its operator signed it.
         self._data = kept.manifest
+        life = os.urandom(DIGEST_SIZE)
         self.machine = Broker(
-            manifest, self.keyring, kept.older, kept.words, life=os.urandom(DIGEST_SIZE)
+            manifest, self.keyring, kept.older, kept.words, life=life, signed=kept.manifest
         )
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stop = asyncio.Event()
@@ -147,7 +149,7 @@ class BrokerNode:
             on_other_epoch=lambda epoch: self._read_soon(),
             on_proof=self._on_proof,
         )
-        reports = MisbehaviourLog(identity.name, self.telemetry, settings.evidence)
+        reports = self._reports = MisbehaviourLog(identity.name, self.telemetry, settings.evidence)
         application: dict[type, Callable[[Any], None]] = {
             Suspect: reports.on_suspect,
             Accuse: reports.on_accuse,
@@ -211,6 +213,8 @@ class BrokerNode:
         self._tls = server_context(self.identity, certificate) if certificate else None
         self._keep(self.manifest, self._kept)
         self.driver.restore()
+        for evidence in self._reports.saved(self.manifest.broker_ids):
+            self.driver.feed(SavedEvidence(evidence))
         await self.transport.listen(settings.bind or entry.host, entry.port, self._tls)
         if settings.http_port is not None:
             await self.http.listen(settings.http_host, settings.http_port)
@@ -385,6 +389,7 @@ class BrokerNode:
             # The other brokers go on; the operator reads the reason and can help this one.
             self._fail(error)
             return
+        self._reports.begin_epoch(self.manifest, manifest)
         self.manifest, self.keyring, self.identity = manifest, keyring, identity
         settle_identity(self.settings.identity, manifest)
         if not holds(self.settings.manifest, effect.data):

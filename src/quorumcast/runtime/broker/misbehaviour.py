@@ -1,20 +1,37 @@
-"""Reports misbehaviour that a broker has noticed: log lines, and evidence as files."""
+"""Reports misbehaviour that a broker has noticed: log lines, and evidence as files.
+
+A broker reads its files again when it starts, so that operators keep seeing a proven liar. The
+files are only data: the machine verifies them (`SavedEvidence`). Whatever lies in the directory,
+reading it is bounded.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
-from quorumcast.core.ids import NodeId
+from quorumcast.cell.accusations import MAX_EVIDENCE_BYTES
+from quorumcast.core.ids import NodeId, holder
+from quorumcast.core.limits import MAX_MANIFEST_BYTES
 from quorumcast.core.machine import Accuse, Suspect
 from quorumcast.core.statements import Evidence
+from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.telemetry import Telemetry
 
 #: The reason in `telemetry.drops` for evidence that could not be written.
 EVIDENCE_NOT_SAVED = "evidence-not-saved"
+#: How the name of a broker's file with evidence ends.
+SUFFIX = ".evidence"
+#: Of one file with evidence; JSON is longer than what it contains.
+MAX_FILE_BYTES = 2 * (MAX_EVIDENCE_BYTES + MAX_MANIFEST_BYTES)
+#: What a broker reads at its start at most: files, and bytes of all of them.
+MAX_FILES = 128
+MAX_READ_BYTES = 32 * 1024 * 1024
 
 
 class MisbehaviourLog:
@@ -56,12 +73,54 @@ class MisbehaviourLog:
             try:
                 self._evidence.mkdir(parents=True, exist_ok=True)
                 name = f"{self._name}-{evidence.accused}"
-                save_evidence(evidence, self._evidence, name, ".evidence")
+                save_evidence(evidence, self._evidence, name, SUFFIX)
             except OSError as error:
                 # The broker serves on without the file.
                 self._telemetry.drops[EVIDENCE_NOT_SAVED] += 1
                 reason, path = error.strerror or str(error), str(self._evidence)
                 note("cannot save evidence", level=logging.ERROR, path=path, reason=reason)
+
+    def saved(self, brokers: Collection[NodeId]) -> list[Evidence]:
+        """What earlier lives of this broker have saved, not verified; about `brokers` first."""
+        if self._evidence is None:
+            return []
+        mine = f"{self._name}-"
+        try:
+            names = os.listdir(self._evidence)
+        except OSError:
+            return []
+        names = sorted(name for name in names if name.startswith(mine) and name.endswith(SUFFIX))
+        first = tuple(f"{mine}{broker}" for broker in brokers)
+        names.sort(key=lambda name: not name.startswith(first))
+        found: list[Evidence] = []
+        room = MAX_READ_BYTES
+        for name in names[:MAX_FILES]:
+            data = _content(self._evidence / name, min(room, MAX_FILE_BYTES))
+            room -= len(data)
+            try:
+                found.append(msgspec.json.decode(data, type=Evidence))
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                continue  # not written by this version, or altered
+        return found
+
+    def begin_epoch(self, present: Manifest, following: Manifest) -> None:
+        """Accuse those no longer who have left, or have other keys."""
+        old, new = present.keys, following.keys
+        for accused in list(self._telemetry.accusations):
+            if old.get(holder(accused)) != new.get(holder(accused)):
+                del self._telemetry.accusations[accused]
+
+
+def _content(path: Path, limit: int) -> bytes:
+    """The content of an ordinary file that is not longer than this; otherwise nothing."""
+    try:
+        if not path.is_file():
+            return b""  # opening a pipe would wait for its writer
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError:
+        return b""
+    return data if len(data) <= limit else b""
 
 
 def save_evidence(evidence: Evidence, directory: Path, name: str, suffix: str) -> Path:

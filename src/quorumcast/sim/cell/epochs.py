@@ -186,7 +186,10 @@ class Members:
         self._adopted[name] = adopted
         keyring = self._world.cell.keyrings[name] = self._keyring(adopted.manifest, name)
         life = self._world.next_life(name)
-        return Broker(adopted.manifest, keyring, adopted.older, adopted.words, life=life)
+        signed = self._written[adopted.manifest.epoch]
+        return Broker(
+            adopted.manifest, keyring, adopted.older, adopted.words, life=life, signed=signed
+        )
 
     # -------------------------------------------------------------- the operator
 

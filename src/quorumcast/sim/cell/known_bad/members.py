@@ -127,9 +127,9 @@ _replaced = seeded_plan(
 )
 
 
-def _adopt_channels(self: View, manifest: Manifest, keyring: Keyring) -> None:
+def _adopt_channels(self: View, manifest: Manifest, keyring: Keyring, signed: bytes = b"") -> None:
     quorums = self.quorums
-    _adopt(self, manifest, keyring)
+    _adopt(self, manifest, keyring, signed)
     self.quorums = quorums
 
 
