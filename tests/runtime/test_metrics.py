@@ -7,15 +7,46 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.runtime.world import alice_and_bob, eventually, run, until
+from tests.support.cell_network import CellNetwork
+from tests.support.cells import (
+    ALICE,
+    B1,
+    B2,
+    BOB,
+    ORDERS,
+    STREAM,
+    T0,
+    Cell,
+    bodies,
+    limited,
+)
+from tests.support.cells import (
+    publish as published,
+)
 
-from quorumcast.runtime.broker.metrics import by_container
-from quorumcast.runtime.telemetry import LATENCIES_S, Histogram
+from quorumcast.broadcast.application import Submit
+from quorumcast.broadcast.messages import Cursor
+from quorumcast.cell.messages import Subscribe
+from quorumcast.cell.serving.audience import REPLAYS_MS
+from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.serving.sequencers import LogStatus
+from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.machine import Receive
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.broker.metrics import (
+    Collector,
+    by_container,
+    channel_metrics,
+    exposition,
+)
+from quorumcast.runtime.telemetry import LATENCIES_S, Histogram, Telemetry
 from quorumcast.testing import LocalCluster
 
 pytestmark = pytest.mark.runtime
 
 CHANNELS = {"events": "ab+history", "ordered": "total"}
-Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+Series = tuple[str, tuple[tuple[str, str], ...]]
+Samples = dict[Series, float]
 
 
 @pytest.fixture(scope="module")
@@ -27,25 +58,36 @@ def cluster() -> Iterator[LocalCluster]:
 
 def samples(cluster: LocalCluster, broker: str = "broker-1") -> Samples:
     """Every sample by name and labels."""
-    families = text_string_to_metric_families(cluster.metrics(broker))
+    return parsed(cluster.metrics(broker))
+
+
+def parsed(page: str) -> Samples:
     return {
         (one.name, tuple(sorted(one.labels.items()))): one.value
-        for family in families
+        for family in text_string_to_metric_families(page)
         for one in family.samples
     }
+
+
+def page_of(manifest: Manifest, machine: Broker, logs: dict[str, LogStatus]) -> Samples:
+    """What the page of a broker without a process shows of its machine."""
+    channels = channel_metrics(manifest, machine)
+    sizes, waits = machine.sizes(), machine.catching_up()
+    collector = Collector(Telemetry(), 1, {}, channels, logs, sizes, {}, None, waits)
+    return parsed(exposition(collector).decode())
 
 
 def value(found: Samples, name: str, **labels: str) -> float | None:
     return found.get((f"quorumcast_{name}", tuple(sorted(labels.items()))))
 
 
-def publish(cluster: LocalCluster, channel: str, *payloads: bytes) -> None:
-    """Publish as a new life of alice, and wait until bob has it all."""
+def publish(cluster: LocalCluster, channel: str, *payloads: bytes) -> set[Series]:
+    """Publish as a new life of alice until bob has it all; the series of all brokers meanwhile."""
 
     def lag() -> float | None:
         return value(samples(cluster), "subscriber_lag", channel=channel, subscriber="bob")
 
-    async def main() -> None:
+    async def main() -> set[Series]:
         async with (
             alice_and_bob(cluster) as (alice, bob),
             bob.subscribe(channel) as sub,
@@ -57,8 +99,9 @@ def publish(cluster: LocalCluster, channel: str, *payloads: bytes) -> None:
             for _ in payloads:
                 await anext(sub)
             await until(lambda: lag() == 0)  # brokers know of it while it is there
+            return {one for broker in cluster.brokers for one in samples(cluster, broker)}
 
-    run(main())
+    return run(main())
 
 
 def page(cluster: LocalCluster, path: str) -> int:
@@ -89,13 +132,86 @@ def test_metrics_of_a_channel_count_its_publications(cluster: LocalCluster, chan
     assert sum(count or 0 for count in votes) > 0
 
 
-def test_metrics_have_no_label_that_grows_with_lives_of_publishers(cluster: LocalCluster) -> None:
-    publish(cluster, "events", b"x")
-    before = samples(cluster).keys()
+#: Their labels are nodes of the manifest and reasons, a few of which turn up now and then.
+CONDUCT = ("quorumcast_drops_total", "quorumcast_suspicions_total")
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_metrics_have_no_series_that_comes_with_lives_of_publishers(
+    cluster: LocalCluster, channel: str
+) -> None:
+    known = publish(cluster, channel, b"x") | publish(cluster, channel, b"x")
     for _ in range(3):
-        publish(cluster, "events", b"x")
-    new = {name for name, _ in samples(cluster).keys() - before}
-    assert not {name for name in new if name.endswith("container_size")}
+        new = publish(cluster, channel, b"x") - known
+        assert not {one for one in new if one[0] not in CONDUCT}
+        assert not [label for _, labels in new for _, label in labels if "@" in label]
+
+
+def test_metrics_show_how_far_a_subscriber_is_behind_by_its_last_seat() -> None:
+    cell = Cell(limited("ab", replay=3))
+    made = cell.broker()
+
+    def lag() -> float | None:
+        found = page_of(cell.manifest, made, {})
+        return value(found, "subscriber_lag", channel=ORDERS, subscriber=BOB)
+
+    def subscribe(reader: NodeId, number: int, now: Millis) -> None:
+        asked = Subscribe(ORDERS, (Cursor(STREAM, number),), bodies=True)
+        made.handle(Receive(reader, asked), now)
+
+    made.handle(published(1, *bodies(1, 10)), T0)
+    assert lag() is None
+    subscribe(BOB, 1, T0)
+    assert lag() == 7
+    subscribe(NodeId(f"{BOB}#2"), 3, T0)
+    subscribe(BOB, 4, T0)
+    assert lag() == 5
+    for seat in (BOB, NodeId(f"{BOB}#2")):
+        subscribe(seat, 8, Millis(REPLAYS_MS))
+    assert lag() == 0
+
+
+PROGRESS = ("regency", "decided", "executed", "checkpoint")
+
+
+def test_metrics_of_a_log_move_with_it() -> None:
+    cell = Cell(limited("total", checkpoint=2))
+    network = CellNetwork(cell, lambda now, node, effect: None, lambda *words: None)
+    for name in cell.manifest.broker_ids:
+        network.start_broker(name)
+    network.enter(ALICE, cell.publisher())
+    network.run(1000)
+
+    def progress() -> tuple[object, ...]:
+        """Who leads, and the four figures."""
+        machine = network.machines[B2]
+        assert isinstance(machine, Broker)
+        found = page_of(cell.manifest, machine, machine.logs())
+        leaders = [dict(labels)["leader"] for name, labels in found if name.endswith("log_leader")]
+        return *leaders, *(value(found, f"log_{name}", log="byzantine") for name in PROGRESS)
+
+    def publish_each(*payloads: bytes) -> None:
+        for payload in payloads:
+            network.happen(ALICE, Submit(ORDERS, (payload,)))
+            network.run(100)
+
+    assert progress() == ("b1", 0, 0, 0, 0)
+    publish_each(b"1")
+    assert progress() == ("b1", 0, 1, 1, 0)
+    publish_each(b"2", b"3")
+    assert progress() == ("b1", 0, 3, 3, 2)
+    network.stop(B1)
+    publish_each(b"4")
+    network.run(3000)
+    assert progress() == ("b2", 1, 4, 4, 4)
+
+
+def test_metrics_of_a_log_are_not_confused() -> None:
+    cell = Cell(limited("total"))
+    status = LogStatus(leader=B2, regency=3, decided=9, executed=8, checkpoint=4, forgotten=2)
+    found = page_of(cell.manifest, cell.broker(), {"byzantine": status})
+    for name in PROGRESS:
+        assert value(found, f"log_{name}", log="byzantine") == getattr(status, name)
 
 
 def test_metrics_tell_leader_epoch_version_and_who_is_missing(cluster: LocalCluster) -> None:
