@@ -252,6 +252,40 @@ def test_channel_is_deleted_and_its_name_used_again(
     assert eventually(lambda: last() == [1] * 4)  # n-f have it, and the others soon
 
 
+def test_only_channel_of_a_log_is_deleted_with_its_companion_and_created_again(
+    cell: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def publish(text: bytes) -> int | None:
+        manifest = cell / "manifest.json"
+        async with await connect(manifest, cell / "bob.identity", timeout_s=PATIENCE_S) as bob:
+            await known(bob, "jobs")
+            async with bob.subscribe("jobs", start="earliest") as inbox:
+                async with bob.publisher("jobs") as out:
+                    await out.publish(text)
+                event = await anext(inbox)
+                assert event.payload == text
+                return event.position
+
+    def names() -> list[str]:
+        listed = answer(capsys, "channel", "list", "-m", cell)["channels"]
+        return [channel["name"] for channel in listed if channel["name"].startswith("jobs")]
+
+    def log_is_well() -> bool:
+        main(["doctor", str(cell), "--json"])
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        return ("log crash", "ok") in [(one["about"], one["level"]) for one in findings]
+
+    create = ("channel", "create", "jobs:total-crash+durable", "--subscriptions", "-m", cell)
+    answer(capsys, *create)
+    assert (run(publish(b"old")), names()) == (1, ["jobs", "jobs/subscriptions"])
+    gone = answer(capsys, "channel", "delete", "jobs", "--yes", "-m", cell)
+    assert (set(gone["taken"].values()), names()) == ({True}, [])
+    assert eventually(log_is_well)
+    again = answer(capsys, *create)
+    assert (set(again["taken"].values()), names()) == ({True}, ["jobs", "jobs/subscriptions"])
+    assert run(publish(b"new")) == 2
+
+
 def test_channels_and_members_at_a_glance(cell: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listed = answer(capsys, "channel", "list", "-m", cell, "--live")
     names = {channel["name"]: channel for channel in listed["channels"]}

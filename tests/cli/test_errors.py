@@ -333,7 +333,6 @@ def busy_cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["change", "orders", "--retain", "7 moons"], "an age such as 7d (s, m, h, d and w"),
         (["create", "more:brb", "--retain", "7d", "--retain", "8d"], "says again what another"),
         (["delete", "orders"], "and everything that brokers hold of it; add --yes"),
-        (["delete", "trades", "--yes"], "change trades --publishers - --subscribers -"),
         (["delete", "nothing", "--yes"], "there is no channel 'nothing'"),
     ],
 )

@@ -63,6 +63,7 @@ def test_next_epoch_changes_what_it_is_told_and_the_epoch() -> None:
     [
         ({"cell": "other"}, "cannot choose its 'cell'; make a new cell instead"),
         ({"epoch": 9}, "cannot choose its 'epoch'"),
+        ({"kept_terms": ()}, "cannot choose its 'kept_terms'"),
         ({"colour": "red"}, "a manifest has no 'colour'; it has cell, epoch, f, brokers"),
         ({"f": 2}, "needs 7 brokers"),
     ],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.manifest.cells import MANIFEST, OPERATOR
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Channel, NodeId
 from quorumcast.crypto.identity import Identity
 from quorumcast.manifest.build import next_epoch
 from quorumcast.manifest.files import (
@@ -27,6 +27,8 @@ from quorumcast.manifest.files import (
     write_identity,
     write_manifest,
 )
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
 
 ALICE = Identity(NodeId("alice"), b"a" * 32)
 SIGNED = sign_manifest(MANIFEST, OPERATOR)
@@ -65,6 +67,17 @@ def test_manifest_file_is_for_people(file: Path) -> None:
     text = file.read_text()
     assert '\n    "cell": "demo",\n' in text
     assert file.stat().st_mode & 0o777 == 0o644 & ~current_umask()
+
+
+def test_manifest_has_terms_of_logs_only_if_some_are_kept(file: Path) -> None:
+    """Otherwise what was signed before there were such terms would not hold any more."""
+    assert "kept_terms" not in json.loads(DATA)["manifest"]
+    ordered = ChannelEntry(Channel("a"), Policy.named("total", journal=True))
+    following = next_epoch(next_epoch(MANIFEST, channels=(ordered,)), channels=())
+    write_manifest(file, sign_manifest(following, OPERATOR))
+    assert read_manifest(file) == following
+    terms = json.loads(file.read_text())["manifest"]["kept_terms"]
+    assert terms == [{"log": "byzantine", "durable": True, "pipeline": 8, "checkpoint": 64}]
 
 
 def test_manifest_written_over_an_older_one_replaces_it(file: Path) -> None:

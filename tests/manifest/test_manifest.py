@@ -11,10 +11,10 @@ from tests.manifest.cells import IDENTITIES, MANIFEST, NEWS, OPERATOR, ORDERS, c
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.limits import MAX_CHAIN, MAX_NAME
-from quorumcast.core.quorum import Quorums
+from quorumcast.core.quorum import Protection, Quorums
 from quorumcast.crypto.directory import Address
 from quorumcast.crypto.identity import Identity
-from quorumcast.manifest.manifest import BrokerEntry, ChannelEntry, Manifest
+from quorumcast.manifest.manifest import BrokerEntry, ChannelEntry, LogTerms, Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.manifest.validation import check_manifest
 
@@ -148,6 +148,10 @@ def only_channel(name: str = "c", policy: str = "ab", **changes: Any) -> dict[st
     return {"channels": (ChannelEntry(Channel(name), Policy.named(policy), **changes),)}
 
 
+def kept(log: Protection, pipeline: int = 8) -> dict[str, Any]:
+    return {"kept_terms": (LogTerms(log, durable=True, pipeline=pipeline, checkpoint=64),)}
+
+
 LONG = "x" * (MAX_NAME + 1)
 UNSOUND: list[tuple[dict[str, Any], str]] = [
     ({"cell": ""}, "a cell has no name; give it one"),
@@ -157,6 +161,11 @@ UNSOUND: list[tuple[dict[str, Any], str]] = [
     ({"epoch": 2**63}, "is not an epoch"),
     ({"f": -1}, "f=-1 makes no sense; say how many"),
     ({"f": 4, "channels": ()}, "f=4 leaves no correct broker among 4; add brokers or lower f"),
+    (kept(Protection.TRUSTED), "the kept terms of the 'trusted-publishers' log: total order prot"),
+    (
+        kept(Protection.CRASH, pipeline=0),
+        "the kept terms of the 'crash' log: limit 'pipeline' must",
+    ),
     ({"f": 2}, r"'orders' .* needs 7 brokers to tolerate f=2, but the cell has 4; add .* f to 1"),
     ({"brokers": ()}, "cell 'demo' has no brokers; name at least one"),
     ({"digest": "md5"}, "unknown digest 'md5': the manifest may name sha256"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.manifest.cells import MANIFEST, NEWS, ORDERS, cell
@@ -11,8 +12,9 @@ from tests.manifest.cells import MANIFEST, NEWS, ORDERS, cell
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.core.limits import Limits
+from quorumcast.core.quorum import Protection
 from quorumcast.manifest.build import next_epoch
-from quorumcast.manifest.manifest import ChannelEntry, Manifest
+from quorumcast.manifest.manifest import ChannelEntry, LogTerms, Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.manifest.successor import check_successor
 
@@ -51,6 +53,10 @@ def total(name: str, *, journal: bool = False, crash: bool = False, **limits: in
         ([TRADES, total("a")], [TRADES]),
         ([TRADES, total("a")], [TRADES, total("b")]),
         ([total("a", pipeline=9), total("b")], [total("b"), total("c", pipeline=9)]),
+        ([TRADES], []),
+        ([total("a", journal=True), ORDERS], [ORDERS]),
+        ([total("a", journal=True), TRADES], [TRADES]),
+        ([total("a", pipeline=9), total("b", crash=True)], [total("c")]),
     ],
 )
 def test_successor_that_a_running_cell_takes(
@@ -63,10 +69,10 @@ def test_successor_that_a_running_cell_takes(
     ("before", "after", "expected"),
     [
         ([TRADES], [replace(TRADES, since=0)], "changes when channel 'trades' was created"),
-        ([TRADES], [], "'trades' is the last of the 'total' channels.* create another one first"),
-        ([TRADES, total("a", crash=True)], [TRADES], "'a' is the last of the 'total-crash'"),
-        ([total("a", journal=True), TRADES], [TRADES], "'a' gives the log.* its settings first"),
-        ([total("a", pipeline=9), TRADES], [TRADES], "close it with 'quorumcast channel change a"),
+        ([TRADES], [], "changes the terms of the 'byzantine' log; keep them"),
+        ([TRADES, total("a", crash=True)], [TRADES], "the terms of the 'crash' log"),
+        ([total("a", journal=True), TRADES], [TRADES], "in 'kept_terms' if no channel has them"),
+        ([total("a", pipeline=9), TRADES], [TRADES], "'quorumcast channel delete'"),
         ([ORDERS], [replace(ORDERS, policy=Policy.named("brb"))], "changes the policy of channel"),
         ([ORDERS], [replace(ORDERS, policy=Policy.named("ab+history", alpha=9))], "the policy"),
         ([NEWS], [replace(NEWS, policy=Policy.named("brb", journal=True))], "the policy"),
@@ -97,6 +103,38 @@ def test_channel_says_in_which_epoch_it_was_created() -> None:
     again = next_epoch(next_epoch(kept, channels=(TRADES,)), channels=(TRADES, total("a")))
     assert [entry.since for entry in again.channels] == [1, 5]
     check_successor(kept, again)  # by a broker that missed the epoch between
+
+
+def test_log_keeps_its_terms_when_the_channels_that_gave_them_are_deleted() -> None:
+    """As long as no channel has them; and they hold for channels that are created later."""
+    present = channels(total("a", journal=True, pipeline=9), total("b", checkpoint=99), NEWS)
+    terms = LogTerms(Protection.BYZANTINE, durable=True, pipeline=9, checkpoint=99)
+    assert present.logs == {Protection.BYZANTINE: terms}
+    for left in ([NEWS], [total("b", checkpoint=99)], [total("a", journal=True, pipeline=9)]):
+        following = next_epoch(present, channels=tuple(left))
+        check_successor(present, following)
+        assert (following.kept_terms, following.logs) == ((terms,), present.logs)
+        assert following.needs_store
+        again = next_epoch(following, channels=(*left, total("c")))
+        check_successor(following, again)
+        assert again.logs == present.logs
+        with pytest.raises(UsageError, match="give it theirs, 9 and 99, or less"):
+            check_successor(again, next_epoch(again, channels=(*left, total("d", pipeline=10))))
+    without = next_epoch(present, channels=())
+    back = next_epoch(without, channels=present.channels)
+    check_successor(without, back)
+    assert (back.kept_terms, back.logs) == (msgspec.UNSET, present.logs)
+    raised = replace(next_epoch(without), kept_terms=(replace(terms, pipeline=10),))
+    with pytest.raises(UsageError, match="changes the terms of the 'byzantine' log"):
+        check_successor(without, raised)
+
+
+def test_log_without_channels_still_decides_which_epoch_follows() -> None:
+    """So it needs as many brokers as before, and epochs that it did not decide may be skipped."""
+    alone = next_epoch(brokers(5, 1, "total"), channels=())
+    check_successor(alone, replace(next_epoch(alone, brokers=alone.brokers[:4]), epoch=9))
+    with pytest.raises(UsageError, match=r"log of deleted 'total' channels .* needs 4 brokers"):
+        next_epoch(alone, brokers=alone.brokers[:3])
 
 
 @pytest.mark.parametrize("changes", [{"cell": "other"}, {"digest": "blake2b"}], ids=str)

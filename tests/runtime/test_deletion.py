@@ -72,40 +72,48 @@ def owners(directory: Path, broker: str) -> set[str]:
         return {owner for (owner,) in store.execute("SELECT DISTINCT owner FROM archive")}
 
 
-def test_deleted_channel_leaves_all_disks_and_its_name_is_used_again(tmp_path: Path) -> None:
-    channels = dict.fromkeys((KEPT, GONE), POLICY)
+@pytest.mark.parametrize("kept", [(KEPT,), ()], ids=["one of two", "the last of its log"])
+def test_deleted_channel_leaves_all_disks_and_its_name_is_used_again(
+    tmp_path: Path, kept: tuple[str, ...]
+) -> None:
+    channels = dict.fromkeys((*kept, GONE), POLICY)
     with LocalCluster(channels=channels, directory=tmp_path) as cell:
 
         async def begin() -> None:
             async with await node(cell, "alice") as alice:
-                await publish(alice, KEPT, b"kept", 5)
+                for name in kept:
+                    await publish(alice, name, b"kept", 5)
                 await publish(alice, GONE, b"gone", COUNT)
 
         run(begin())
-        *others, away = cell.brokers
+        away = cell.brokers[-1]
         cell.wait_executed()
         last = max(position for position, _ in run(read(cell, GONE, COUNT)))
         stored = COUNT * LARGE
-        wait_stored(cell, lambda size: size > stored, [f"{GONE}/*@0", f"{KEPT}/*@0"])
+        streams = [f"{name}/*@0" for name in kept]
+        wait_stored(cell, lambda size: size > stored, [f"{GONE}/*@0", *streams])
         cell.stop_broker(away)
-        change(cell, KEPT)
+        change(cell, *kept)
         cell.start_broker(away)
         cell.wait_for_epoch()
-        wait_stored(cell, lambda size: size < stored // 2, [f"{KEPT}/*@0"])
-        for broker in (others[0], away):
+        wait_stored(cell, lambda size: size < stored // 2, streams)
+        for broker in cell.brokers:
             cell.stop_broker(broker)
             assert not {owner for owner in owners(tmp_path, broker) if owner.startswith(GONE)}
+        for broker in cell.brokers:
             cell.start_broker(broker)
-        change(cell, KEPT, GONE)
+        change(cell, *kept, GONE)
 
         async def go_on() -> None:
             async with await node(cell, "alice") as alice:
-                await publish(alice, KEPT, b"more", 5)
+                for name in kept:
+                    await publish(alice, name, b"more", 5)
                 await publish(alice, GONE, b"new", 3)
 
         run(go_on())
-        kept = [b"%s%d" % (b"kept" if n < 5 else b"more", n % 5) for n in range(10)]
-        assert [body for _, body in run(read(cell, KEPT, 10))] == kept
+        for name in kept:
+            bodies = [b"%s%d" % (b"kept" if n < 5 else b"more", n % 5) for n in range(10)]
+            assert [body for _, body in run(read(cell, name, 10))] == bodies
         found = run(read(cell, GONE, 3))
         assert [body for _, body in found] == [b"new0", b"new1", b"new2"]
         # Positions go on after those that were deleted.

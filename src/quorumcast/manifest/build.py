@@ -15,7 +15,13 @@ import msgspec
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId, holder
 from quorumcast.crypto.identity import Identity
-from quorumcast.manifest.manifest import BrokerEntry, ChannelEntry, ClientEntry, Manifest
+from quorumcast.manifest.manifest import (
+    BrokerEntry,
+    ChannelEntry,
+    ClientEntry,
+    LogTerms,
+    Manifest,
+)
 from quorumcast.manifest.validation import check_manifest
 
 #: The seed of a node's identity, by its name.
@@ -82,16 +88,20 @@ def make_cell(
 
 def next_epoch(manifest: Manifest, **changes: Any) -> Manifest:
     """The manifest that follows, with these fields changed; checked, and yet to be signed."""
-    fixed = [name for name in ("cell", "epoch") if name in changes]
+    fixed = [name for name in ("cell", "epoch", "kept_terms") if name in changes]
     if fixed:
         raise UsageError(f"the next epoch cannot choose its {fixed[0]!r}; make a new cell instead")
     known = [field.name for field in msgspec.structs.fields(Manifest)]
     unknown = [name for name in changes if name not in known]
     if unknown:
         raise UsageError(f"a manifest has no {unknown[0]!r}; it has {', '.join(known)}")
-    following = msgspec.structs.replace(manifest, epoch=manifest.epoch + 1, **changes)
     following = msgspec.structs.replace(
-        following, channels=tuple(_dated(manifest, entry) for entry in following.channels)
+        manifest, epoch=manifest.epoch + 1, kept_terms=msgspec.UNSET, **changes
+    )
+    following = msgspec.structs.replace(
+        following,
+        channels=tuple(_dated(manifest, entry) for entry in following.channels),
+        kept_terms=_kept_terms(manifest, following),
     )
     check_manifest(following)
     return following
@@ -101,6 +111,13 @@ def _dated(present: Manifest, entry: ChannelEntry) -> ChannelEntry:
     """A channel of the next epoch; a new one differs from a deleted one of its name."""
     known = present.channel(entry.name)
     return msgspec.structs.replace(entry, since=present.epoch + 1 if known is None else known.since)
+
+
+def _kept_terms(present: Manifest, following: Manifest) -> tuple[LogTerms, ...] | msgspec.UnsetType:
+    """The terms of logs whose channels in the next epoch do not have them between them."""
+    logs = following.logs
+    kept = [terms for log, terms in present.logs.items() if not terms.within(logs.get(log))]
+    return tuple(kept) or msgspec.UNSET
 
 
 def add_client(manifest: Manifest, node: NodeId, keys: Keys) -> Manifest:

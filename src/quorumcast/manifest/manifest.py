@@ -18,7 +18,7 @@ import msgspec
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, holder
 from quorumcast.core.limits import Overflow
-from quorumcast.core.quorum import Quorums
+from quorumcast.core.quorum import Protection, Quorums
 from quorumcast.crypto.digest import Hasher, hasher
 from quorumcast.crypto.directory import Address, PublicKeys
 from quorumcast.crypto.evidence import Court
@@ -101,6 +101,26 @@ class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return arrow_schema(self.schema)
 
 
+class LogTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all channels of a log share, from its first one on."""
+
+    log: Protection
+    #: Whether it has a store.
+    durable: bool
+    #: The largest limits of these names that its channels have.
+    pipeline: int
+    checkpoint: int
+
+    def within(self, other: LogTerms | None) -> bool:
+        """Whether a log with those other terms does all that one with these does."""
+        return (
+            other is not None
+            and self.durable <= other.durable
+            and self.pipeline <= other.pipeline
+            and self.checkpoint <= other.checkpoint
+        )
+
+
 class Manifest(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True
 ):  # `dict` holds the cached indexes below; they take no part in encoding or comparison
@@ -112,6 +132,9 @@ class Manifest(
     brokers: tuple[BrokerEntry, ...]
     clients: tuple[ClientEntry, ...] = ()
     channels: tuple[ChannelEntry, ...] = ()
+    #: Terms of logs that had them from channels that were deleted. A manifest without any has no
+    #: such field, so that the signatures of earlier ones hold.
+    kept_terms: tuple[LogTerms, ...] | msgspec.UnsetType = msgspec.UNSET
     digest: str = "sha256"
     mac: str = "blake2b"
     #: The public key that signs this manifest and its successors.
@@ -128,6 +151,22 @@ class Manifest(
     @cached_property
     def _channels(self) -> dict[str, ChannelEntry]:
         return {channel.name: channel for channel in self.channels}
+
+    @cached_property
+    def logs(self) -> Mapping[Protection, LogTerms]:
+        """The terms of each log: those of its channels, and those that were kept for it."""
+        found: dict[Protection, LogTerms] = {}
+        kept = self.kept_terms or ()
+        for terms in (*(_terms(channel.policy) for channel in self.channels), *kept):
+            if terms is not None:
+                known = found.get(terms.log, terms)
+                found[terms.log] = LogTerms(
+                    terms.log,
+                    known.durable or terms.durable,
+                    max(known.pipeline, terms.pipeline),
+                    max(known.checkpoint, terms.checkpoint),
+                )
+        return found
 
     # ---------------------------------------------------------------- the cell
 
@@ -149,6 +188,13 @@ class Manifest(
     def broker(self, node: str) -> BrokerEntry | None:
         """The broker of that name."""
         return self._brokers.get(node)
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether brokers need a store to keep the promises of channels and logs."""
+        return any(terms.durable for terms in self.logs.values()) or any(
+            channel.policy.needs_store for channel in self.channels
+        )
 
     def check_brokers(self, names: Iterable[str]) -> None:
         """Refuse a name that none of the brokers has."""
@@ -240,3 +286,11 @@ class Manifest(
     def court(self) -> Court:
         """Verifies evidence and receipts by this manifest."""
         return Court(self.cell, self.broker_ids, self.quorums, self.keys, self.hash)
+
+
+def _terms(policy: Policy) -> LogTerms | None:
+    """The terms that a channel with that policy asks of its log."""
+    if policy.log is None:
+        return None
+    limits = policy.limits
+    return LogTerms(policy.log, policy.journal, limits.pipeline, limits.checkpoint)

@@ -20,13 +20,12 @@ A log decides which epoch follows, so an epoch that was signed and never decided
 long as the next one is one step from the present one. Without a log epochs may be skipped while
 brokers and f stay the same.
 
-A channel with total order can be deleted while others of its log are left that have the settings of
-the log between them. A broker that executes the log again needs no contents of a deleted channel.
+A log outlives its channels, because it decides which epoch follows: when channels are deleted that
+gave it its terms, the manifest keeps them. A broker that executes the log again needs no contents
+of a deleted channel.
 """
 
 from __future__ import annotations
-
-from typing import NoReturn
 
 import msgspec
 
@@ -79,8 +78,7 @@ def _check_members(present: Manifest, following: Manifest) -> None:
     """One broker more, one less, or f by one: quorums of the two epochs must intersect."""
     epoch, old, new = following.epoch, present.broker_ids, following.broker_ids
     same = (old, present.f) == (new, following.f)
-    ordered = any(channel.policy.total for channel in present.channels)
-    if epoch != present.epoch + 1 and not (ordered or same):
+    if epoch != present.epoch + 1 and not (present.logs or same):
         raise UsageError(
             f"epoch {epoch} does not follow epoch {present.epoch}, and brokers or f have changed: "
             f"epoch {present.epoch + 1} comes first"
@@ -160,53 +158,28 @@ def _check_schema(channel: ChannelEntry, later: ChannelEntry) -> None:
 
 def _check_log(log: Protection, present: Manifest, following: Manifest) -> None:
     """Refuse a change of what all channels of a log share since its first one was made."""
-    old, new = _terms(log, present), _terms(log, following)
+    old, new = present.logs.get(log), following.logs.get(log)
     if old is None or old == new:
         return
-    if new is None or any(after < before for before, after in zip(old, new, strict=True)):
-        _refuse_deletion(log, present, following, last=new is None)
-    name, kind = next(
-        (c.name, c.policy.name)
-        for c in reversed(following.channels)
-        if c.policy.log is log and present.channel(c.name) is None
-    )
-    if old[0] != new[0]:
+    added = [
+        (channel.name, channel.policy.name)
+        for channel in following.channels
+        if channel.policy.log is log and present.channel(channel.name) is None
+    ]
+    if new is None or not old.within(new) or not added:
+        raise UsageError(
+            f"epoch {following.epoch} changes the terms of the {log.value!r} log; keep them, in "
+            "'kept_terms' if no channel has them, as 'quorumcast channel delete' and 'next_epoch' "
+            "do by themselves"
+        )
+    name, kind = added[-1]
+    if old.durable != new.durable:
         raise UsageError(
             f"channel {name!r} would be durable, but the log of this cell's {kind!r} channels was "
             "created without a store; make a cell whose first such channel is durable"
         )
     raise UsageError(
         f"channel {name!r} would change the limits 'pipeline' and 'checkpoint' of the log that it "
-        f"shares with the other {kind!r} channels; give it theirs, {old[1]} and {old[2]}, or less"
-    )
-
-
-def _refuse_deletion(
-    log: Protection, present: Manifest, following: Manifest, *, last: bool
-) -> NoReturn:
-    name, kind = next(
-        (c.name, c.policy.name)
-        for c in reversed(present.channels)
-        if c.policy.log is log and following.channel(c.name) is None
-    )
-    settings = "its durability, 'pipeline' or 'checkpoint'"
-    reason, wanted = (
-        (f"is the last of the {kind!r} channels, whose log needs one", "one")
-        if last
-        else (f"gives the log of all {kind!r} channels {settings}", "one with its settings")
-    )
-    raise UsageError(
-        f"channel {name!r} {reason}; create another {wanted} first, or close it with "
-        f"'quorumcast channel change {name} --publishers - --subscribers -'"
-    )
-
-
-def _terms(log: Protection, manifest: Manifest) -> tuple[bool, int, int] | None:
-    policies = [channel.policy for channel in manifest.channels if channel.policy.log is log]
-    if not policies:
-        return None
-    return (
-        any(policy.journal for policy in policies),
-        max(policy.limits.pipeline for policy in policies),
-        max(policy.limits.checkpoint for policy in policies),
+        f"shares with the other {kind!r} channels; give it theirs, {old.pipeline} and "
+        f"{old.checkpoint}, or less"
     )

@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterable
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import LAST_PORT, MAX_CHAIN, MAX_NAME
-from quorumcast.core.quorum import check_cell
+from quorumcast.core.limits import LAST_PORT, MAX_CHAIN, MAX_NAME, Limits
+from quorumcast.core.quorum import Broadcast, check_cell, minimum_brokers
 from quorumcast.crypto.digest import hasher
 from quorumcast.crypto.identity import can_exchange
 from quorumcast.crypto.mac import mac_factory
 from quorumcast.manifest.groups import check_group
-from quorumcast.manifest.manifest import EVERYONE, ChannelEntry, Manifest
+from quorumcast.manifest.manifest import EVERYONE, ChannelEntry, LogTerms, Manifest
+from quorumcast.manifest.policy import Policy
 
 KEY_SIZE = 32
 #: Keeps the numbers of regencies, which grow from epoch to epoch, within what a message can hold.
@@ -75,6 +76,8 @@ def _check_channels(manifest: Manifest) -> None:
     _check_unique("channel", (channel.name for channel in manifest.channels))
     for channel in manifest.channels:
         _check_channel(manifest, channel)
+    for terms in manifest.kept_terms or ():
+        _check_terms(manifest, terms)
 
 
 def _check_channel(manifest: Manifest, channel: ChannelEntry) -> None:
@@ -101,6 +104,23 @@ def _check_channel(manifest: Manifest, channel: ChannelEntry) -> None:
             )
     if channel.groups:
         _check_groups(manifest, channel)
+
+
+def _check_terms(manifest: Manifest, terms: LogTerms) -> None:
+    """Refuse a log that could have no channel in this cell."""
+    log = terms.log.value
+    limits = Limits(pipeline=terms.pipeline, checkpoint=terms.checkpoint)
+    total = Policy(protection=terms.log, broadcast=Broadcast.CONSENSUS, limits=limits)
+    try:
+        total.check()
+    except UsageError as error:
+        raise UsageError(f"the kept terms of the {log!r} log: {error}") from None
+    needed = minimum_brokers(terms.log, manifest.f, Broadcast.CONSENSUS)
+    if len(manifest.brokers) < needed:
+        raise UsageError(
+            f"the log of deleted {total.name!r} channels decides which epoch follows, and needs "
+            f"{needed} brokers to tolerate f={manifest.f}; leave as many, or lower f first"
+        )
 
 
 def _check_groups(manifest: Manifest, channel: ChannelEntry) -> None:

@@ -88,7 +88,7 @@ class OrderingWatch:
         self._offered: OrderedDict[tuple[Stream, int], Offer] = OrderedDict()
         #: The most instances that a new leader may have to fill with empty batches.
         self._max_left_open = 2 * max(
-            (c.policy.limits.pipeline for c in manifest.channels if c.policy.total), default=0
+            (terms.pipeline for terms in manifest.logs.values()), default=0
         )
         self._standings = Standings(manifest.quorums, links, notes)
         self._parts = LogParts(manifest, notes)

@@ -1,7 +1,8 @@
 """A broker's logs: one for channels whose brokers may lie, one for those whose brokers only crash.
 
 All total-order channels of one kind share a log, so they share its batches, its leader and its
-checkpoints; each channel has positions of its own. A log is durable if one of its channels is.
+checkpoints; each channel has positions of its own. A log is durable if one of its channels is. It
+outlives all of them: it decides which epoch follows, and the manifest keeps its terms.
 
 A broker that adopts an epoch, or starts in one, removes from its disk everything of channels that
 the epoch does not have. The state of the log still knows how far their positions went: a new
@@ -47,9 +48,8 @@ from quorumcast.ordering.sequencer import Sequencer
 
 def anchored(manifest: Manifest, f: int) -> int:
     """Brokers that must hold what the logs decided so that others can learn it; 1 without one."""
-    logs = {channel.policy.log for channel in manifest.channels}
     quorums = Quorums(manifest.quorums.n, f)
-    return max([quorums.of_log(log).anchored for log in logs if log is not None], default=1)
+    return max([quorums.of_log(log).anchored for log in manifest.logs], default=1)
 
 
 class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,14 +178,13 @@ class Sequencers:
         return following.epoch
 
     def _start_logs(self) -> None:
-        for entry in self._view.channels:
-            log = entry.policy.log
-            if log is not None and log not in self._by_log:
+        for log in self._view.manifest.logs:
+            if log not in self._by_log:
                 self._by_log[log] = self._start(log)
 
     def _start(self, log: Protection) -> Sequencer:
         view = self._view
-        mine = [c.policy for c in view.channels if c.policy.log is log]
+        terms = view.manifest.logs[log]
         context = LogContext(
             view.brokers,
             view.keyring,
@@ -207,9 +206,9 @@ class Sequencers:
             log,
             view.quorums.of_log(log),
             context,
-            durable=self._is_durable(log),
-            window=max(policy.limits.pipeline for policy in mine),
-            checkpoint=max(policy.limits.checkpoint for policy in mine),
+            durable=terms.durable,
+            window=terms.pipeline,
+            checkpoint=terms.checkpoint,
             follows=log in self._older,
         )
 
@@ -244,7 +243,8 @@ class Sequencers:
             context.archive = archive if self._is_durable(log) else None
 
     def _is_durable(self, log: Protection) -> bool:
-        return any(c.policy.journal for c in self._view.channels if c.policy.log is log)
+        terms = self._view.manifest.logs.get(log)
+        return terms is not None and terms.durable
 
     def all(self) -> dict[Protection, Sequencer]:
         """Every log."""

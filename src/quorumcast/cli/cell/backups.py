@@ -173,7 +173,7 @@ def _copy_stores(cell: Manifest, stores: Path, draft: Path) -> Backup:
 
     names: list[str] = [n for n in cell.broker_ids if (stores / f"{n}.store").exists()]
     needed = cell.quorums.responders
-    if len(names) < needed and any(channel.policy.needs_store for channel in cell.channels):
+    if len(names) < needed and cell.needs_store:
         raise UsageError(
             f"{len(names)} of {len(cell.brokers)} brokers have their stores in {stores}, and a "
             f"backup needs those of {needed}: name their directory with --data; where they are on "

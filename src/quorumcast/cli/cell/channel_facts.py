@@ -18,15 +18,15 @@ def channel_facts(cell: Manifest, entry: ChannelEntry) -> dict[str, Any]:
     """The manifest's entry of a channel.
 
     `on_disk` tells whether brokers store it. Channels of one log share a store, so a channel is
-    stored if any channel of its log is durable.
+    stored if its log is durable.
     """
     import msgspec
 
     from quorumcast.manifest.retention import retention_of
 
     policy = entry.policy
-    shared = any(c.policy.durable and c.policy.log is policy.log for c in cell.channels)
-    on_disk = "publications" if shared else "promises" if policy.journal else ""
+    stored = policy.log is not None and cell.logs[policy.log].durable
+    on_disk = "publications" if stored else "promises" if policy.journal else ""
     return {
         "name": entry.name,
         "policy": policy.name,

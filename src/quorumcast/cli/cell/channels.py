@@ -317,7 +317,7 @@ def delete(
 ) -> None:
     """Delete a channel and its retained publications; prints who publishes and subscribes there.
 
-    Its companion for named subscriptions goes with it. Of all channels that share a log, one stays.
+    Its companion for named subscriptions goes with it.
     """
     from quorumcast.manifest.build import next_epoch
     from quorumcast.manifest.groups import companion_of

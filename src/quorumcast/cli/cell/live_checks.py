@@ -158,11 +158,10 @@ def _disk(manifest: Manifest, name: str, row: Row, directory: Path) -> list[Find
     from quorumcast.runtime.store.database import MAX_ASIDE
     from quorumcast.runtime.store.directory import look_at
 
-    needed = any(channel.policy.needs_store for channel in manifest.channels)
     known = is_broker(row, name, manifest.cell)
     data = directory / "data"
     disk: Any = row.get("disk") if known else msgspec.structs.asdict(look_at(data, name))
-    if not needed or (not known and not data.exists()):
+    if not manifest.needs_store or (not known and not data.exists()):
         return []
     if not disk:
         return [Finding(name, "error", "it has no data directory", "start it with --data DIR")]
@@ -352,9 +351,7 @@ def _log(manifest: Manifest, log: str, progress: dict[str, dict[str, Any]]) -> l
         says = f"only {agreeing} brokers follow one leader ({leader}, regency {regency})"
         advice = "start the brokers that are down; look again in a few seconds"
         findings.append(Finding(about, "error", says, advice))
-    reach = 2 * max(
-        (c.policy.limits.checkpoint for c in manifest.channels if c.policy.total), default=1
-    )
+    reach = 2 * max((terms.checkpoint for terms in manifest.logs.values()), default=1)
     for name, one in progress.items():
         if (one["leader"], one["regency"]) != (leader, regency):
             says = f"it follows {one['leader']} in regency {one['regency']} of log {log}"

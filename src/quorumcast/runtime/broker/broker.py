@@ -185,11 +185,12 @@ class BrokerNode:
         )
 
     def _open_store(self, manifest: Manifest) -> DiskStore | None:
-        """The store, if the policy of a channel needs one."""
-        kept = [channel.name for channel in manifest.channels if channel.policy.needs_store]
-        if not kept:
+        """The store, if the policy of a channel or a log needs one."""
+        if not manifest.needs_store:
             return None
-        path = place_for(kept[0], self.settings.data) / f"{self.name}.store"
+        kept = [f"channel {c.name!r}" for c in manifest.channels if c.policy.needs_store]
+        user = kept[0] if kept else "the log of deleted channels"
+        path = place_for(user, self.settings.data) / f"{self.name}.store"
         self._began_empty = not path.exists()
         if self._began_empty:
             note("has no store yet; starts empty", level=logging.WARNING, path=str(path))
@@ -407,7 +408,7 @@ class BrokerNode:
     def _keep(self, manifest: Manifest, kept: KeptEpoch) -> None:
         """Save the epoch: a broker with a log must restart in the epoch that it adopted last."""
         path = kept_path(self.settings.data, self.name)
-        if path is not None and any(channel.policy.total for channel in manifest.channels):
+        if path is not None and manifest.logs:
             save_epoch(path, kept)
 
     def _renew_certificate(self, manifest: Manifest, identity: Identity) -> None:

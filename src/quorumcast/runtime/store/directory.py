@@ -56,10 +56,10 @@ def store_files(directory: Path, broker: str) -> list[Path]:
     return found
 
 
-def place_for(channel: str, directory: Path | None) -> Path:
-    """The directory of the store that a channel needs, made if it does not exist."""
+def place_for(user: str, directory: Path | None) -> Path:
+    """The directory of the store that a channel or log needs, made if it does not exist."""
     if directory is None:
-        raise UsageError(f"channel {channel!r} wants a store: say where to keep it with --data")
+        raise UsageError(f"{user} wants a store: say where to keep it with --data")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

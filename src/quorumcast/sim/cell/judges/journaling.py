@@ -59,12 +59,9 @@ class Journaled(EffectChecker):
                 ):
                     self._segment(facts, node, said)
             case Write() | Accept() as vote:
-                durable = any(
-                    entry.policy.durable and entry.policy.log is vote.log
-                    for entry in facts.manifest.channels
-                )
+                terms = facts.manifest.logs.get(vote.log)
                 place = (node, facts.disk_of(node), vote)
-                if durable and place not in self._found:
+                if terms is not None and terms.durable and place not in self._found:
                     self._found[place] = None
                     self._vote(facts, node, vote)
             case _:
