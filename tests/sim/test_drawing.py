@@ -95,6 +95,17 @@ def test_draw_members_lets_epochs_change_it(what: str, policy: str) -> None:
     assert any(act.what == what for plan in plans for act in plan.acts)
 
 
+@pytest.mark.parametrize("policy", ["total", "total-crash"])
+def test_draw_lets_a_log_lose_its_only_channel_and_get_it_back(policy: str) -> None:
+    plans = [draw(seed, policy, "members") for seed in range(60)]
+    deleted = [[act for act in plan.acts if act.what in ("delete", "create")] for plan in plans]
+    lone = [acts for acts, plan in zip(deleted, plans, strict=True) if len(plan.channels) == 1]
+    assert any(lone)
+    for delete, create in filter(None, lone):
+        assert delete.what == "delete"
+        assert create.what == "create"
+
+
 def test_draw_members_lets_one_more_broker_lie_once_f_is_larger() -> None:
     plans = [draw(seed, "brb", "members") for seed in range(60)]
     late = [(plan, act) for plan in plans for act in plan.acts if act.what == "faults" and act.node]

@@ -21,7 +21,7 @@ from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.membership import Adopt, EpochProof, NewManifest
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.ids import CELL, Channel, NodeId, Stream
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import Signed
 from quorumcast.crypto.identity import Identity
@@ -121,6 +121,7 @@ class Members:
         "_adopted",
         "_channels",
         "_corrupt",
+        "_ends",
         "_file",
         "_founders",
         "_late_liars",
@@ -151,6 +152,8 @@ class Members:
         self._file = world.cell.manifest
         #: The channels of the first epoch, which may be created again.
         self._channels = {entry.name: entry for entry in self._file.channels}
+        #: The last position of each channel that was deleted.
+        self._ends: dict[Channel, int] = {}
         #: Brokers that begin to lie once every broker has an epoch, by that epoch.
         self._late_liars: dict[int, NodeId] = {}
         #: The signed manifest of each epoch.
@@ -180,8 +183,7 @@ class Members:
         f+1 brokers are left could not learn of the present one.
         """
         adopted = self._adopted.get(name, AdoptedEpoch(self._file))
-        has_log = any(channel.policy.total for channel in adopted.manifest.channels)
-        if not has_log and self._file.broker(name) is not None:
+        if not adopted.manifest.logs and self._file.broker(name) is not None:
             adopted = AdoptedEpoch(self._file)
         self._adopted[name] = adopted
         keyring = self._world.cell.keyrings[name] = self._keyring(adopted.manifest, name)
@@ -253,7 +255,7 @@ class Members:
             clients = [n for n in world.nodes if self._pool.client(n) is not None]
             world.add_broker(act.node, [*brokers, *clients])
         elif act.what == "create":
-            world.facts.replace_channel(act.channel)
+            world.facts.replace_channel(act.channel, self._ends.get(act.channel, 0))
             self._begin_use(act.channel)
         elif act.what == "faults" and act.node:
             self._late_liars[following.epoch] = act.node
@@ -360,11 +362,26 @@ class Members:
             self._adopted[name] = AdoptedEpoch(manifest)
             node.leave()
         else:
+            self._note_ends(name, machine, manifest)
             older = machine.membership.older_logs()
             self._adopted[name] = AdoptedEpoch(manifest, older, effect.statements)
             node.carry_out(machine.adopt(manifest, self._keyring(manifest, name)))
         self._world.network.break_all(name)
         self._note_epochs()
+
+    def _note_ends(self, name: NodeId, broker: Broker, following: Manifest) -> None:
+        """Note the last positions of channels that a correct broker is about to drop.
+
+        Of the n-f brokers that have the epoch one has executed all that was ordered before it.
+        """
+        if not self._world.adversary.is_correct(name):
+            return
+        for stream in broker.streams():
+            served, channel = broker.served(stream), stream.channel
+            gone = stream.publisher == CELL and following.channel(channel) is None
+            if gone and served is not None:
+                last = served.carrier.ledger.next - 1
+                self._ends[channel] = max(last, self._ends.get(channel, 0))
 
     def _on_mismatch(self, behind: NodeId, ahead: NodeId) -> None:
         """Help a node that met another of a later epoch."""

@@ -207,7 +207,8 @@ class CellWorld(World[CellFacts]):
         if not node.up or not isinstance(machine, Publisher):
             return
         for stream, published in list(self.facts.published.items()):
-            if stream.publisher == publisher and stream.line is not None:
+            there = self.facts.manifest.channel(stream.channel) is not None
+            if stream.publisher == publisher and stream.line is not None and there:
                 count = machine.published(stream.channel)
                 bodies = tuple(body for body, _ in published[count:])
                 if bodies:

@@ -20,7 +20,10 @@ ONCE_IN = 8
 
 
 def draw_epochs(draft: Draft) -> None:
-    """Perhaps change f, change retention, or delete a channel and create it again."""
+    """Perhaps change f, change retention, or delete a channel and create it again.
+
+    In between a log may have no channels.
+    """
     rng = random.Random(f"epochs {draft.seed}")
     members = draft.adversary == "members"
     rotates = any(act.what in ("rotate", "twin", "roll", "cycle") for act in draft.acts)
@@ -32,6 +35,9 @@ def draw_epochs(draft: Draft) -> None:
         _draw_retention(draft, rng)
     if len(draft.channels) > 1 and rng.randrange(2):
         _draw_replacement(draft, rng)
+    lone = random.Random(f"lone channel {draft.seed}")
+    if len(draft.channels) == 1 and draft.policy.total and lone.randrange(2):
+        _draw_replacement(draft, lone)
 
 
 def _draw_faults(draft: Draft, rng: random.Random) -> None:
@@ -92,10 +98,10 @@ def _draw_retention(draft: Draft, rng: random.Random) -> None:
 
 
 def _draw_replacement(draft: Draft, rng: random.Random) -> None:
-    """Delete the second channel and create it again, perhaps while f brokers are away."""
+    """Delete the last channel and create it again, perhaps while f brokers are away."""
     if draft.resuming:
         return  # a resumed stream goes on where it was on the deleted channel
-    name = draft.channels[1].name
+    name = draft.channels[-1].name
     deleted = [act.at_ms for act in draft.acts if act.what == "delete"]
     at = deleted[0] if deleted else rng.randrange(draft.safety_ms)
     if not deleted:

@@ -217,8 +217,11 @@ class CellFacts(kernel.Facts):
         entries = [found for epoch in epochs if (found := epoch.channel(channel)) is not None]
         return min(entry.policy.limits.retained_publications for entry in entries)
 
-    def replace_channel(self, channel: Channel) -> None:
-        """A channel was created under the name of a deleted one, whose publications are gone."""
+    def replace_channel(self, channel: Channel, last: int) -> None:
+        """A channel was created under the name of a deleted one, whose publications are gone.
+
+        `last` is the last position of the deleted one.
+        """
         self.created[channel] = self.manifest.epoch
         entry = self.manifest.channel(channel)
         total = entry is not None and entry.policy.total
@@ -228,8 +231,7 @@ class CellFacts(kernel.Facts):
                 self.erased[self.manifest.hash(contents)] = (stream, number)
             self.acknowledged.pop(stream, None)
             self.reached.pop(stream, None)
-        gone = [place for (stream, _), place in self.places.items() if stream.channel == channel]
-        self._discarded[total_order(channel)] = max(gone, default=0)
+        self._discarded[total_order(channel)] = last
         self.places = {at: n for at, n in self.places.items() if at[0].channel != channel}
 
     def signed_in(self, statements: Sequence[Signed]) -> Manifest:
