@@ -82,10 +82,25 @@ def test_interest_asks_for_a_time_until_it_has_begun() -> None:
     made = interest(start=0, since=1234)
     assert made.subscribe_to(B1) == Subscribe(ORDERS, (), False, 1234)
     for broker, base in ((B1, 5), (B2, 5), (B3, 4)):
-        made.on_positions(broker, Positions(ORDERS, (Position(STREAM, base, 10, 1),)))
+        made.on_positions(broker, Positions(ORDERS, (Position(STREAM, base, 10, 1),), 1234))
     assert made.acceptors[STREAM].next == 5
     assert made.ends == {STREAM: 10}
     assert made.subscribe_to(B1).since == 0
+
+
+@pytest.mark.parametrize(("since", "earlier"), [(0, 99), (1234, 0), (1234, 99)])
+def test_interest_does_not_take_the_answer_to_an_earlier_subscription_for_its_own(
+    since: int, earlier: int
+) -> None:
+    made = interest(start=0, since=since)
+    old = Positions(ORDERS, (Position(STREAM, 10, 10, 8 if earlier else 0),), earlier)
+    for broker in (B1, B2, B3, B4):
+        assert made.on_positions(broker, old) == (False, [])
+    assert not made.begun
+    new = Positions(ORDERS, (Position(STREAM, 1, 10, 1 if since else 0),), since)
+    for broker in (B1, B2, B3):
+        made.on_positions(broker, new)
+    assert (made.begun, made.acceptors[STREAM].next) == (True, 1)
 
 
 @pytest.mark.parametrize(("bases", "first"), [((1, 1, 7), 1), ((1, 7, 7), 7), ((2**61, 7, 7), 7)])
@@ -96,7 +111,7 @@ def test_interest_brokers_that_looked_less_far_for_a_time_have_lost_nothing(
     said: list[Effect] = []
     for broker, base in zip((B1, B2, B3), bases, strict=True):
         position = Position(STREAM, base, 10, 1)
-        said += made.on_positions(broker, Positions(ORDERS, (position,)))[1]
+        said += made.on_positions(broker, Positions(ORDERS, (position,), 1234))[1]
     assert (said, made.acceptors[STREAM].next) == ([], first)
 
 
@@ -105,7 +120,7 @@ def test_interest_what_too_few_hold_of_a_time_is_a_gap() -> None:
     said: list[Effect] = []
     for broker, base, oldest in ((B1, 3, 1), (B2, 3, 1), (B3, 7, 7), (B4, 7, 7)):
         position = Position(STREAM, base, 10, oldest)
-        said += made.on_positions(broker, Positions(ORDERS, (position,)))[1]
+        said += made.on_positions(broker, Positions(ORDERS, (position,), 1234))[1]
     assert (said, made.acceptors[STREAM].next) == ([DeliverGap(STREAM, 3, 6)], 7)
 
 
@@ -143,7 +158,7 @@ def test_interest_that_does_not_begin_with_the_oldest_misses_nothing_before(
 ) -> None:
     made = interest(start=start, since=since)
     for broker in (B1, B2, B3):
-        say(made, broker, 10, 8)
+        made.on_positions(broker, Positions(ORDERS, (Position(STREAM, 8, 10),), since))
     assert (made.begun, made.dropped) == (True, [])
 
 
@@ -228,7 +243,7 @@ def test_interest_one_broker_cannot_have_us_begin_long_before_a_time() -> None:
     made = interest(Policy.named("total"), start=0, since=1234)
     stream = total_order(ORDERS)
     for broker, base in ((B4, 1), (B1, 50), (B2, 50)):
-        made.on_positions(broker, Positions(ORDERS, (Position(stream, base, 60, 1),)))
+        made.on_positions(broker, Positions(ORDERS, (Position(stream, base, 60, 1),), 1234))
     assert made.acceptors[stream].next == 50
 
 

@@ -1,5 +1,6 @@
 """Publications have a time, by the clock of their publisher, and may expire."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta, timezone
 from functools import wraps
@@ -166,6 +167,26 @@ async def test_subscribe_from_a_time_begins_with_the_first_publication_not_befor
             assert await read_from(bob, start) == list(range(expected, 6)), seconds
         zone = timezone(timedelta(hours=-3))
         assert await read_from(bob, time_of(NOON + 3_000_000).astimezone(zone)) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@in_a_loop
+async def test_subscribe_hides_nothing_after_one_from_a_later_time_that_was_closed_early(
+    policy: str,
+) -> None:
+    clock = Clock()
+    async with MemoryCell(channels={"events": policy}, now_us=clock) as cell:
+        await five(cell, clock)
+        bob = await cell.connect("bob")
+        for start in (time_of(NOON), "earliest"):
+            for begun in (False, True):
+                earlier = bob.subscribe("events", start=time_of(NOON + 10**9))
+                if begun:
+                    await earlier.wait_joined()
+                else:
+                    await asyncio.sleep(0)  # brokers have read the request
+                earlier.close()
+                assert await read_from(bob, start) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("policy", ["ab+history", "total"])

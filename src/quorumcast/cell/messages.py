@@ -97,10 +97,14 @@ class Unsubscribe(Message, frozen=True, array_like=True):
 
 
 class Positions(Message, frozen=True, array_like=True):
-    """The answer to a subscription: every stream of the channel that this broker knows."""
+    """The answer to a subscription: every stream of the channel that this broker knows.
+
+    `since` is that of the `Subscribe` that it answers.
+    """
 
     channel: ChannelName
     positions: Annotated[tuple[Position, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
+    since: Count = 0
 
 
 class Vote(Message, frozen=True, array_like=True):

@@ -189,6 +189,8 @@ class Interest:
 
     def on_positions(self, broker: NodeId, message: Positions) -> tuple[bool, list[Effect]]:
         """Note what a broker holds; returns whether to send cursors anew."""
+        if not self.begun and message.since != self._since:
+            return False, []  # it answers an earlier subscription, which began elsewhere
         held = {p.stream: p for p in message.positions if self._relevant(p.stream)}
         self.reports.replace(broker, held)
         if not self.begun:
