@@ -152,14 +152,81 @@ def test_interest_stream_that_a_liar_invents_is_not_told_to_be_gone() -> None:
     assert (made.begun, made.dropped) == (True, [])
 
 
-@pytest.mark.parametrize(("start", "since"), [(None, 0), (0, 1234)])
-def test_interest_that_does_not_begin_with_the_oldest_misses_nothing_before(
-    start: int | None, since: int
-) -> None:
-    made = interest(start=start, since=since)
+def test_interest_that_begins_with_what_comes_misses_nothing_before() -> None:
+    made = interest()
     for broker in (B1, B2, B3):
-        made.on_positions(broker, Positions(ORDERS, (Position(STREAM, 8, 10),), since))
+        say(made, broker, 10, 8)
     assert (made.begun, made.dropped) == (True, [])
+
+
+Report = tuple[int, int]
+#: The first number of a time and the oldest, both of a stream that ends with 9.
+LATE, EARLY, EMPTY = (8, 8), (9, 8), (10, 10)
+
+
+def asked_for_a_time(*reports: Report, policy: Policy = AB, n: int = 4) -> Interest:
+    """The first report is a liar's."""
+    made = interest(policy, n=n, start=0, since=1234)
+    stream = total_order(ORDERS) if policy.total else STREAM
+    for broker, (base, oldest) in zip((B3, B1, B2, B4), reports, strict=False):
+        made.on_positions(broker, Positions(ORDERS, (Position(stream, base, 10, oldest),), 1234))
+    return made
+
+
+LIES = [(2**61, 2**61), (2**61, 1), (1, 1), (10, 1), (8, 8), (9, 8), (10, 10), (3, 7), (5, 0)]
+
+
+@pytest.mark.parametrize("policy", ["ab", "total"])
+@pytest.mark.parametrize("lie", LIES)
+def test_interest_liar_neither_hides_nor_invents_what_is_gone_of_a_time(
+    lie: Report, policy: str
+) -> None:
+    named = Policy.named(policy)
+    stream = total_order(ORDERS) if policy == "total" else STREAM
+    for honest, gone in ((LATE, 7), (EARLY, 0), (EMPTY, 9), ((10, 8), 0), ((1, 1), 0), ((5, 1), 0)):
+        made = asked_for_a_time(lie, honest, honest, honest, policy=named)
+        assert made.begun
+        assert made.dropped == ([DeliverGap(stream, 1, gone)] if gone else []), (honest, lie)
+        assert made.acceptors[stream].next == honest[0]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_interest_of_two_that_answer_the_third_tells_whether_what_is_gone_was_wanted(
+    lie: Report,
+) -> None:
+    for honest, gone in ((LATE, [DeliverGap(STREAM, 1, 7)]), (EARLY, [])):
+        made = asked_for_a_time(lie, honest, honest, policy=Policy.named("direct"), n=3)
+        assert (made.begun, made.dropped) == (True, gone), (honest, lie)
+
+
+def test_interest_that_cannot_know_whether_what_is_gone_was_wanted_tells_it() -> None:
+    made = asked_for_a_time((10, 1), LATE, policy=Policy.named("direct"), n=3)
+    for _ in range(DOUBTFUL_TICKS):
+        assert (made.begun, made.dropped) == (False, [])
+        made.wait_no_longer()
+    assert (made.begun, made.dropped) == (True, [DeliverGap(STREAM, 1, 7)])
+
+
+def test_interest_one_broker_that_holds_older_publications_says_nothing_for_the_others() -> None:
+    made = asked_for_a_time((60, 60), (3, 1), LATE)
+    assert not made.begun  # the fourth may hold as much as the second one
+    made = asked_for_a_time((60, 60), (3, 1), LATE, LATE)
+    assert (made.acceptors[STREAM].next, made.dropped) == (8, [DeliverGap(STREAM, 1, 7)])
+
+
+def test_interest_lives_before_one_that_goes_back_beyond_the_time_were_not_wanted() -> None:
+    lives = [Stream(ORDERS, publisher, life) for publisher in (ALICE, CAROL) for life in (2, 4, 7)]
+    firsts = (5, 8, 9, 5, 5, 8)  # of alice's last life a publication is held that is older
+    held = tuple(
+        Position(stream, first, first if first == 5 else 10, 0 if first == 5 else 8, first == 5)
+        for stream, first in zip(lives, firsts, strict=True)
+    )
+    made = interest(start=0, since=1234)
+    for broker in (B1, B2, B3):
+        made.on_positions(broker, Positions(ORDERS, held, 1234))
+    assert [(gap.stream, gap.upto) for gap in made.dropped] == [
+        (lives[3], 4), (lives[4], 4), (lives[5], 7),
+    ]  # fmt: skip
 
 
 def doubtful() -> Interest:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from tests.ordering.test_log import cold, stamped
 from tests.support.cells import ALICE, B1, B2, BOB, STREAM, T0, Cell, digests, limited, messages
 from tests.support.network import Disk
 
 from quorumcast.broadcast.messages import Open, Publish
-from quorumcast.cell.messages import Positions, Subscribe
+from quorumcast.broadcast.times import Search
+from quorumcast.cell.messages import Position, Positions, Subscribe
+from quorumcast.cell.serving.served_streams import _first_since
+from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import EPOCHS, Channel, Stream, total_order
 from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import Connected, Drop, DropReason, Forget, Persisted, Receive, Record
@@ -59,6 +63,29 @@ def test_channel_that_was_created_again_names_no_ended_streams_of_the_old_one() 
     broker.adopt(replace(cell.manifest, channels=()), keyring)
     broker.adopt(cell.manifest, keyring)
     assert ended() == []
+
+
+def test_broker_that_searches_no_further_says_whether_its_oldest_is_older_than_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quorumcast.broadcast.times.MAX_READ", 0)
+    broker = Cell(limited("ab", retained_publications=2, window=2, segment=2)).broker()
+    for number, stamp in enumerate((100, 200, 300), 1):
+        body = write_envelope(stamp)
+        broker.handle(Receive(ALICE, Publish(STREAM, number, digests(body)), (body,)), T0)
+    for since, first in ((150, 2), (200, 2), (250, 3), (350, 3)):
+        asked = Receive(BOB, Subscribe(STREAM.channel, (), False, since))
+        (told,) = messages(broker.handle(asked, T0), Positions)
+        assert told == Positions(STREAM.channel, (Position(STREAM, first, 4, 2),), since)
+
+
+def test_broker_that_knows_runs_by_their_largest_stamp_looks_into_its_oldest() -> None:
+    """A publisher whose clock was far ahead must not make everything look recent."""
+    ledger = cold(*stamped(900), tuple(map(write_envelope, (10, 20))), *stamped(30)).log.ledger
+    ledger.give_up(2)
+    assert ledger.since(Search(15), labelled=True) == 2
+    found = [_first_since(ledger, Search(since), labelled=True) for since in (5, 10, 15)]
+    assert found == [2, 2, 3]
 
 
 #: Its name begins with that of the channel that stays.

@@ -38,6 +38,8 @@ from quorumcast.core.statements import Receipt
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.retention import retention_sentence
 
+#: What is told of publications that were dropped before the oldest, if a time was asked for.
+PERHAPS = "some of them may be of the time asked for; "
 #: Drop reasons in `telemetry.drops` for publications that did not reach the application.
 EXPIRED, DISCARDED = "expired", "discarded"
 
@@ -128,6 +130,7 @@ class Subscription:
         self._ends: dict[Stream, int] = {}
         #: With "earliest": what brokers had dropped of each stream when the subscription was
         #: established. It begins after these publications, and iteration yields no gap for them.
+        #: With a time: the same, of streams of which brokers hold nothing that is older.
         self.dropped: list[Gap] = []
         for entry in entries:
             self.attach(entry)
@@ -179,10 +182,10 @@ class Subscription:
             self._host.queue_changed()
         self._wake()
 
-    def gone(self, stream: Stream, first: int, upto: int) -> Gap:
-        """A gap that says what the channel keeps."""
+    def gone(self, stream: Stream, first: int, upto: int, perhaps: str = "") -> Gap:
+        """A gap that says what the channel keeps, and whether the publications were wanted."""
         entry = self._entries.get(stream.channel)
-        kept = "" if entry is None else retention_sentence(entry)
+        kept = "" if entry is None else perhaps + retention_sentence(entry)
         return Gap(stream, first, upto, GapReason.RETENTION, kept)
 
     def attach(self, entry: ChannelEntry) -> None:
@@ -218,7 +221,8 @@ class Subscription:
         # With "latest" there is no old data to read, even if another subscription reads it.
         if not self.joined.done() and self.start is not None:
             self._ends.update({stream: end - 1 for stream, end in ends.items()})
-            self.dropped += [self.gone(gap.stream, gap.first, gap.upto) for gap in dropped]
+            perhaps = PERHAPS if self.since_us else ""
+            self.dropped += [self.gone(g.stream, g.first, g.upto, perhaps) for g in dropped]
         self._check_joined()
 
     def _check_joined(self) -> None:

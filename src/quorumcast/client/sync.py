@@ -260,7 +260,7 @@ class SyncSubscription(ClosesOnExit):
 
     @property
     def dropped(self) -> list[Gap]:
-        """With "earliest": what brokers had dropped when the subscription was established."""
+        """What brokers had dropped when it was established, as in `Subscription.dropped`."""
         return list(self._subscription.dropped)
 
     @property

@@ -30,6 +30,7 @@ from quorumcast.cell.naming import name_in_turn
 from quorumcast.cell.serving.journal import Ended, EndedStreams, JournaledStream, Vouched
 from quorumcast.cell.serving.notary import Notary
 from quorumcast.cell.serving.served_stream import ServedStream
+from quorumcast.core.envelope import stamp_of
 from quorumcast.core.ids import CELL, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import FOREVER_MS
 from quorumcast.core.machine import Effect, SetTimer, Timer
@@ -478,7 +479,7 @@ class ServedStreams:
                 # A subscriber that begins with the next history must not wait for earlier numbers.
                 end = max(end, carrier.settled + 1)
             if since_us:
-                first = ledger.since(search, labelled=served.entry.policy.total)
+                first = _first_since(ledger, search, labelled=served.entry.policy.total)
                 # What is expected may begin earlier; the subscriber skips what is before the time.
                 base = oldest if first == ledger.base else first
                 found.append(Position(data, base, end, oldest, served.over))
@@ -529,6 +530,20 @@ class ServedStreams:
             if span < FOREVER_MS:
                 effects += served.carrier.expire(now, span)
         return effects + self.shrink() + self.watch_ages()
+
+
+def _first_since(ledger: Ledger, search: Search, *, labelled: bool) -> int:
+    """The first held number of a time, or one before it; the oldest only if it is of that time.
+
+    Subscribers take what is gone before the oldest for wanted if the oldest is.
+    """
+    first = ledger.since(search, labelled=labelled)
+    if first == ledger.base:
+        # A search that ended early, or that knows runs by their largest stamp, has not looked.
+        oldest = ledger.read(first, 1, 0)
+        if oldest is not None and stamp_of(oldest.bodies[0], labelled) < search.since_us:
+            return first + 1
+    return first
 
 
 def _expires_after(entry: ChannelEntry) -> int:

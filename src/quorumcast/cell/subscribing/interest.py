@@ -8,6 +8,7 @@ make a subscriber keep streams that do not exist.
 To begin at a time, brokers report the first number of that time beside their oldest; these are
 ranked in the same way. What nobody holds any longer is announced as a gap. To begin with the oldest
 is to want no more than what is held, so the numbers before are no gap; they are told (`dropped`).
+So are they with a time, unless f+1 brokers hold something that is older than it.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class Interest:
         #: number of each at that time.
         self.ends: dict[Stream, int] = {}
         #: If it begins with the oldest numbers: those before, of each stream at the beginning.
+        #: If it begins at a time: those before the oldest, where they may be of that time.
         self.dropped: list[DeliverGap] = []
         #: Gaps in streams that ended, until the application is told.
         self._lost: list[Effect] = []
@@ -248,9 +250,21 @@ class Interest:
                         # Publications that did not come by their chain are only in histories.
                         begin = min(begin, self.reports.agreed(data.history))
                     self._accept_from(data.history, begin)
+        if self._since:
+            self._forget_lives_before_the_time()
         if self._start is not None and self._start > 1 and not self.acceptors:
             effects.append(self._refuse_start(self._start, 1))
         return effects
+
+    def _forget_lives_before_the_time(self) -> None:
+        """Of a publisher with a life that goes back beyond the time, earlier lives are older."""
+        passed: dict[NodeId, int] = {}
+        for data in self.acceptors:
+            if data.lane is Lane.DATA and self.reports.passed(data) > 1:
+                passed[data.publisher] = max(data.life, passed.get(data.publisher, 0))
+        self.dropped = [
+            g for g in self.dropped if g.stream.life >= passed.get(g.stream.publisher, 0)
+        ]
 
     def _refuse_start(self, start: int, end: int) -> Effect:
         reason = f"position {start} of {self.channel!r} does not exist yet; the next is {end}"
@@ -268,9 +282,10 @@ class Interest:
         oldest = min(self.reports.agreed(stream), end)
         if not start:
             start = min(self.reports.claimed(stream), end)
-            # Every stream has begun with number 1. What lies before a time is not wanted.
-            if start > 1 and not self._since:
-                self.dropped.append(DeliverGap(stream, 1, start - 1))
+            # Every stream has begun with number 1.
+            first, stop = self.reports.passed(stream), min(start, self.reports.kept(stream))
+            if first < stop:
+                self.dropped.append(DeliverGap(stream, first, stop - 1))
         return max(start, oldest), self._gap(stream, start, oldest)
 
     def _gap(self, stream: Stream, first: int, oldest: int) -> list[Effect]:

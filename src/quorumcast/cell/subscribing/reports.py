@@ -101,7 +101,16 @@ class Reports:
         Some lie about their oldest, or have lost it; brokers that have not reported can tell.
         """
         streams = {stream for held in self._held.values() for stream in held}
-        return any(max(start, self._possible(stream)) < self.agreed(stream) for stream in streams)
+        return any(
+            max(start, self._possible(stream)) < self.agreed(stream) or self._disputed(stream)
+            for stream in streams
+        )
+
+    def _disputed(self, stream: Stream) -> bool:
+        """Whether it takes brokers that have not reported to tell if what is gone was wanted."""
+        early = sum(_passed(position) > 1 for position in self._of(stream))
+        silent = len(self._view.brokers) - len(self._held)
+        return 0 < early < self.enough <= early + silent and self.kept(stream) > 1
 
     def claimed(self, stream: Stream) -> int:
         """The number from which on a correct broker holds, or may hold, what is wanted.
@@ -111,6 +120,18 @@ class Reports:
         bases = [position.base for position in self._of(stream)]
         possible, claimed = self._possible(stream), _rank(bases, self.enough)
         return min(possible, claimed) if possible < self.agreed(stream) else claimed
+
+    def kept(self, stream: Stream) -> int:
+        """The number from which on a correct broker holds a stream, whatever is wanted of it."""
+        return _rank([p.oldest or p.base for p in self._of(stream)], self.enough)
+
+    def passed(self, stream: Stream) -> int:
+        """The number before which nothing is wanted, as a correct broker has found; 1 if none has.
+
+        A broker finds that only if the oldest publication that it holds is older than the time
+        that was asked for. Else what it has dropped may be of that time.
+        """
+        return max(1, reached_by([_passed(p) for p in self._of(stream)], self.enough))
 
     def _possible(self, stream: Stream) -> int:
         """The number from which on enough brokers hold it, if all do that have not named it."""
@@ -159,6 +180,10 @@ class Reports:
             for broker, held in self._held.items()
             if stream in held and (brokers is None or broker in brokers)
         ]
+
+
+def _passed(position: Position) -> int:
+    return position.base if 0 < position.oldest < position.base else 1
 
 
 def _begins(position: Position, wanted: int) -> int:

@@ -186,7 +186,7 @@ class Subscriber:
         return {} if interest is None else dict(interest.ends)
 
     def dropped(self, channel: Channel) -> list[DeliverGap]:
-        """The numbers before a beginning with the oldest, which brokers had dropped by then."""
+        """The numbers before a beginning in the past that brokers had dropped by then."""
         interest = self._interests.get(channel)
         return [] if interest is None else sorted(interest.dropped, key=lambda gap: gap.stream)
 

@@ -12,7 +12,7 @@ import logging
 import pyarrow as pa
 
 from quorumcast.client.arguments import EARLIEST
-from quorumcast.client.events import Batch
+from quorumcast.client.events import Batch, Gap
 from quorumcast.core.envelope import time_of
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.retention import retention_sentence
@@ -197,23 +197,33 @@ class OffsetPlanner:
         return {name: await self._first_since(name, since_us, bounds[name][1]) for name in names}
 
     async def _first_since(self, name: str, since_us: int, end: int) -> int:
-        """Return the position of the first publication with this timestamp or a later one."""
+        """Return the first position with this timestamp or a later one; log what is gone of them.
+
+        What is gone before the oldest position is logged only if it may be of that time.
+        """
         subscription = self._pooled.node.subscribe(
             name, start=time_of(since_us), until=end, queue=16, expired=True
         )
         undecodable: list[int] = []
+        gone: list[Gap] = []
+        position = end
         self._pooled.node.on_undecodable = lambda item: undecodable.append(item.position)
         try:
             async with asyncio.timeout(self._options.access.timeout_s):
                 while items := await subscription.take(1):
                     if isinstance(items[0], Batch):
-                        return min([items[0].position or end, *undecodable])
-                return min([end, *undecodable])
+                        position = items[0].position or end
+                        break
+                    gone.append(items[0])
         except TimeoutError:
             raise await self._unreachable() from None
         finally:
             self._pooled.node.on_undecodable = None
             subscription.close()
+        position = min([position, *undecodable])
+        for gap in (*subscription.dropped, *gone):
+            _log.warning("%s; the query starts with position %d", gap, position)
+        return position
 
     # ------------------------------------------------------------ size of micro-batches
 
