@@ -325,7 +325,8 @@ async def test_recalled_position_that_is_no_longer_retained_is_a_gap() -> None:
             found = await events.recall([3, 40])
             assert str(found[3]) == (
                 "positions 3 to 32 of trades are gone: channel trades keeps 8 publications, 64 "
-                "MiB; to keep more from now on: quorumcast channel change trades --retain 1GB"
+                "MiB, and may have kept less before; to keep more from now on: quorumcast channel "
+                "change trades --retain 1GB"
             )
             assert (events.oldest, events.dropped) == (33, [])
             assert isinstance(found[40], Batch)

@@ -160,22 +160,24 @@ def test_retention_by_default_names_both_limits() -> None:
     [
         (
             with_limits(DURABLE, "4096"),
-            "channel trades keeps 4,096 publications; to keep more from now on: quorumcast channel "
-            "change trades --retain everything",
+            "channel trades keeps 4,096 publications, and may have kept less before; to keep more "
+            "from now on: quorumcast channel change trades --retain everything",
         ),
         (
             with_limits(IN_MEMORY, "3GB", "9000"),
-            "channel trades keeps 9,000 publications, 3 GB per publisher; to keep more from now "
-            "on: quorumcast channel change trades --retain 6GB",
+            "channel trades keeps 9,000 publications, 3 GB per publisher, and may have kept less "
+            "before; to keep more from now on: quorumcast channel change trades --retain 6GB",
         ),
         (
             DURABLE,
-            "too few brokers hold them, although channel trades keeps everything; see 'quorumcast "
-            "doctor'",
+            "channel trades keeps everything, and may have kept less before; if it never did, too "
+            "few brokers hold them: see 'quorumcast doctor'",
         ),
     ],
 )
-def test_retention_says_whose_limit_it_was_and_how_to_raise_it(policy: Policy, told: str) -> None:
+def test_retention_blames_no_present_limit_and_says_how_to_raise_it(
+    policy: Policy, told: str
+) -> None:
     entry = ChannelEntry(Channel("trades"), policy)
     assert retention_sentence(entry) == told
     *_, last = told.split()
@@ -183,8 +185,22 @@ def test_retention_says_whose_limit_it_was_and_how_to_raise_it(policy: Policy, t
         assert with_retention(policy, [last]) != policy.limits
 
 
-def test_retention_of_a_channel_that_may_have_been_created_again_names_the_deleted_one() -> None:
-    entry = ChannelEntry(Channel("trades"), DURABLE, since=3)
-    assert "keeps everything, unless a deleted channel of this name had them; see" in (
-        retention_sentence(entry)
-    )
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        (
+            DURABLE,
+            "keeps everything, and may have kept less before or been deleted and created anew; if "
+            "neither, too few brokers hold them: see 'quorumcast doctor'",
+        ),
+        (
+            with_limits(DURABLE, "4096"),
+            "and may have kept less before or been deleted and created anew; to keep more",
+        ),
+        (IN_MEMORY, "and may have kept less before; to keep more"),  # it has no positions
+    ],
+)
+def test_retention_of_a_channel_that_may_have_been_created_again_names_the_deleted_one(
+    policy: Policy, told: str
+) -> None:
+    assert told in retention_sentence(ChannelEntry(Channel("trades"), policy, since=3))

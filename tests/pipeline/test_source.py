@@ -357,9 +357,9 @@ def test_source_what_is_not_retained_any_more_fails_or_is_passed_over(
     assert [row["_position"] for row in everything(cell, "short")] == list(range(13, 21))
     (logged,) = caplog.messages
     assert logged == (
-        "positions 1 to 12 of 'short' are gone: channel short keeps 8 publications, 64 MiB; to "
-        "keep more from now on: quorumcast channel change short --retain 1GB; the query starts "
-        "with position 13"
+        "positions 1 to 12 of 'short' are gone: channel short keeps 8 publications, 64 MiB, and "
+        "may have kept less before; to keep more from now on: quorumcast channel change short "
+        "--retain 1GB; the query starts with position 13"
     )
 
 

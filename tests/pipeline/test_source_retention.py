@@ -75,8 +75,8 @@ def gone(first: int, upto: int) -> str:
     """What a reader is told."""
     return (
         f"positions {first} to {upto} of 'events' are gone: channel events keeps {KEPT} "
-        "publications; to keep more from now on: quorumcast channel change events --retain "
-        "everything; "
+        "publications, and may have kept less before; to keep more from now on: quorumcast "
+        "channel change events --retain everything; "
     )
 
 

@@ -137,15 +137,20 @@ def _size(size: int) -> str:
 
 
 def retention_sentence(entry: ChannelEntry) -> str:
-    """Whose limit has dropped what is gone, and the command that raises it."""
+    """What a channel keeps, what else may have dropped what is gone, and how to keep more.
+
+    The manifest has the present limits alone, so this never says that they dropped it.
+    """
     limits, kept = entry.policy.limits, retention_of(entry.policy.limits)
     keeps = f"channel {entry.name} keeps {kept}{'' if entry.policy.total else ' per publisher'}"
-    if kept == ALL:
+    before, otherwise = "and may have kept less before", "if it never did"
+    if entry.policy.total and entry.since > 1:
         # Positions of a channel go on after those of a deleted channel of its name.
-        former = ", unless a deleted channel of this name had them" if entry.since > 1 else ""
-        return f"too few brokers hold them, although {keeps}{former}; see 'quorumcast doctor'"
+        before, otherwise = f"{before} or been deleted and created anew", "if neither"
+    if kept == ALL:
+        return f"{keeps}, {before}; {otherwise}, too few brokers hold them: see 'quorumcast doctor'"
     more = ALL if entry.policy.durable else _size(max(10**9, 2 * limits.retained_bytes))
     return (
-        f"{keeps}; to keep more from now on: quorumcast channel change {entry.name} --retain "
-        f"{more.replace(' ', '').replace(',', '')}"
+        f"{keeps}, {before}; to keep more from now on: quorumcast channel change {entry.name} "
+        f"--retain {more.replace(' ', '').replace(',', '')}"
     )
