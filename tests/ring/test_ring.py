@@ -8,6 +8,7 @@ import pytest
 from tests.ring.ring import ANY_SENDER, Ring, draw
 
 from quorumcast.cli.main import main
+from quorumcast.pipeline.campaign.scenarios import ScenarioChoice, investigate, run_seed
 from quorumcast.sim.campaign import replay_of
 from quorumcast.sim.shrink import decode_plan, encode_plan, shrink
 from quorumcast.sim.systems import perform, planted, try_variant
@@ -69,6 +70,16 @@ def test_failing_plan_of_the_ring_is_written_and_read() -> None:
         assert plan == found.plan
         assert perform(plan).violations
     assert not perform(plan).violations
+
+
+def test_campaign_looks_into_a_failure_of_a_system_without_policies() -> None:
+    choice = ScenarioChoice(system=RING, variant="any-sender")
+    with choice.planted():
+        rows = (run_seed(seed, choice) for seed in range(30))
+        row = next(row for row in rows if row["property"] == "One holder")
+    found = investigate({**row, "count": 1}, choice)
+    with choice.planted():
+        assert perform(decode_plan(found["plan"])).violations
 
 
 def test_ring_of_processes_goes_on_after_kill_9_and_no_number_is_used_twice() -> None:

@@ -137,8 +137,9 @@ FAILURE_COLUMNS = pa.schema(
 
 def investigate(row: Row, campaign: ScenarioChoice) -> Row:
     """Search for a smaller seed with the same violation, then shrink its plan."""
-    chosen = {"policy": row["policy"], "adversary": row["adversary"]}
-    choice = msgspec.structs.replace(campaign, **chosen)
+    # A system without policies names itself as the kind of its runs.
+    policy = None if row["policy"] == campaign.system else row["policy"]
+    choice = msgspec.structs.replace(campaign, policy=policy, adversary=row["adversary"])
     found: Row = {**row, "acts_left": 0, "acts": 0, "runs": 0, "plan": b""}
     with choice.planted():
         for seed in range(min(row["seed"], SMALL_SEEDS)):
