@@ -750,7 +750,7 @@ def test_broker_journals_a_shorter_run_that_won_against_the_one_it_echoed() -> N
 def test_broker_that_was_outvoted_never_echoes_there_again(order: int) -> None:
     """It took the run that had won for the one that it had echoed, and echoed both."""
     echoed = Vouched(STREAM, 1, digests(b"x", b"y"))
-    records = [echoed, Outvoted(STREAM, 1, digests(b"a"))]
+    records: list[Record] = [echoed, Outvoted(STREAM, 1, digests(b"a"))]
     for _ in range(2):  # the second restart finds what the first life wrote
         made = broker(replace(BRB, journal=True), BOB)
         for record in records if order else records[::-1]:
@@ -763,7 +763,7 @@ def test_broker_that_was_outvoted_never_echoes_there_again(order: int) -> None:
         written = [e.record for e in effects if isinstance(e, Persist)]
         assert echoed not in written
         records += [record for record in written if record not in records]
-    assert reasons(made.handle(publish(1, b"x", b"y"), T0)) == [DropReason.CONFLICT]
+        assert reasons(made.handle(publish(1, b"x", b"y"), T0)) == [DropReason.CONFLICT]
 
 
 def test_broker_with_a_journal_does_not_echo_again_what_it_had_settled() -> None:
