@@ -427,6 +427,16 @@ def test_subscriber_history_without_the_body_pulls_it() -> None:
     assert pull == Pull(STREAM, 1, 1)
 
 
+def test_subscriber_several_histories_at_once_request_what_they_name_once() -> None:
+    """Each of them had the next broker asked for the same contents again."""
+    made, cell = subscriber(HISTORY, lanes=2), Cell(HISTORY)
+    made.handle(vote(B1, 1, b"a", b"b", b"c"), T0)
+    histories = [cell.history(number, number, body) for number, body in ((1, b"a"), (2, b"b"))]
+    effects = feed(made.handle, *votes(1, *histories, stream=LANE))
+    assert messages(effects, Missed) == [Missed(STREAM, 1, 1), Missed(STREAM, 2, 1)]
+    assert messages(effects, Pull) == [Pull(STREAM, 1, 2)]
+
+
 def test_subscriber_history_that_is_none_is_passed_over() -> None:
     made = subscriber(HISTORY, lanes=2)
     assert feed(made.handle, *votes(1, b"nonsense", stream=LANE)) == []

@@ -368,6 +368,7 @@ class Subscriber:
 
     def _settle(self, interest: Interest, accepted: list[Effect]) -> list[Effect]:
         effects: list[Effect] = []
+        settled: dict[Stream, Acceptor] = {}
         for effect in accepted:
             if not isinstance(effect, Deliver):
                 effects.append(effect)
@@ -380,9 +381,12 @@ class Subscriber:
             if missed:
                 notice = Missed(data.stream, missed[0], missed[-1] - missed[0] + 1)
                 effects.append(Send(tuple(self._up), notice))
+                settled[data.stream] = data
             effects += self._advance(interest, data)
-            if missed and data.lacking(1):
-                # The fast path has failed: do not wait for the source.
+        for data in settled.values():
+            if data.lacking(1):
+                # The fast path has failed: do not wait for the source. Several histories may have
+                # come at once; what they name is requested together.
                 effects += self._fetcher.pull(interest, data)
         return effects
 
