@@ -278,6 +278,19 @@ def test_bracha_skipped_broker_pulls_the_contents_and_says_nothing_before_it_has
     assert sent(effects) == [Send((B2,), Pull(STREAM, 1, MAX_RUN))]
 
 
+def test_bracha_broker_that_is_behind_its_publisher_pulls_nothing_that_is_on_its_way() -> None:
+    """On a busy machine a broker that was late pulled every run besides, and was later still."""
+    broker = bracha()
+    broker.handle(publish(1, b"x"), T0)
+    late = feed(broker.handle, ready(B2, 2, b"a", b"b"), ready(B3, 2, b"a", b"b"))
+    assert sent(late) == []
+    effects = broker.handle(publish(2, b"a", b"b"), T0)
+    assert messages(effects, Ready) == [Ready(STREAM, 2, run(2, b"a", b"b"))]
+    feed(broker.handle, ready(B2, 4, b"c"), ready(B3, 4, b"c"))
+    late = [e for _ in range(3) for e in broker.handle(TimerFired(RetransmitRuns(STREAM)), T0)]
+    assert Pull(STREAM, 4, MAX_RUN) in messages(late, Pull)
+
+
 def test_bracha_skipped_broker_repeats_nothing_that_it_has_not_said() -> None:
     broker, _ = skipped()
     effects = [e for _ in range(2) for e in broker.handle(TimerFired(RetransmitRuns(STREAM)), T0)]

@@ -30,7 +30,7 @@ from tests.support.cells import (
 
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.contract import Vouch
-from quorumcast.broadcast.history import FETCH_MS, WAITING, History, HistoryFetch
+from quorumcast.broadcast.history import FETCH_MS, PATIENCE, WAITING, History, HistoryFetch
 from quorumcast.broadcast.messages import Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.broadcast.signed_history import REMEMBERED, end_of, history_body, read_history
 from quorumcast.core.ids import NodeId
@@ -255,7 +255,20 @@ def test_history_of_what_comes_after_a_hole_is_not_fetched() -> None:
     broker.handle(told(2, H2), T0)
     assert sent(broker.handle(FETCH, T0)) == []
     broker.handle(publish(1, *P[1:3]), T0)
+    assert sent(broker.handle(FETCH, T0)) == []  # the fast path moves
     assert sent(broker.handle(FETCH, T0)) == [Send((B2,), Pull(STREAM, 3, 2))]
+
+
+def test_history_waits_for_a_fast_path_that_is_late_but_not_for_ever() -> None:
+    """On a busy machine brokers fetched what was on its way, and fell further behind."""
+    cell, run = Cell(limited("ab+history", alpha=8)), bodies(1, 12)
+    broker = history(cell=cell)
+    broker.handle(told(1, cell.history(1, 1, *run)), T0)
+    for number in range(1, PATIENCE + 1):
+        broker.handle(publish(number, run[number - 1]), T0)
+        assert sent(broker.handle(FETCH, T0)) == []
+    broker.handle(publish(PATIENCE + 1, run[PATIENCE]), T0)
+    assert sent(broker.handle(FETCH, T0)) == [Send((B2,), Pull(STREAM, PATIENCE + 2, 3))]
 
 
 def test_history_of_what_is_lacking_is_echoed_when_the_fast_lane_brings_it() -> None:

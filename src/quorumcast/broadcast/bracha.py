@@ -90,6 +90,7 @@ class Bracha(Carrier):
         "_delivered",
         "_done",
         "_expected",
+        "_heard_at",
         "_instances",
         "_just_delivered",
         "_now",
@@ -119,8 +120,9 @@ class Bracha(Carrier):
         self._done: OrderedDict[int, tuple[bytes, int, list[NodeId]]] = OrderedDict()
         #: Contents of the runs that the last `_advance` delivered, by first number.
         self._just_delivered: dict[int, tuple[list[Digest], Bodies]] = {}
-        #: The next number that the publisher should send us.
+        #: The next number that the publisher should send us, and when it sent the last one.
         self._expected = 1
+        self._heard_at = Millis(-RETRY_MS)
         #: Last number of the last run that gathered enough readies in order.
         self._delivered = 0
         #: Whether RetransmitRuns is set, `_delivered` when it was due last, and how often in a row
@@ -312,6 +314,7 @@ class Bracha(Carrier):
             return dropped(event, DropReason.OVER_LIMIT)
         self._keep(instance, value, digests, event.bodies)
         self._expected = run.first + len(digests)
+        self._heard_at = self._now
         self._published[run.first] = None
         if instance.ready is not None:
             return self._say_ready(run.first, instance, value)
@@ -450,6 +453,8 @@ class Bracha(Carrier):
         if value not in instance.contents:
             # An echo says that its broker has the run, and a journal holds what an echo binds it
             # to. Some correct broker that spoke for the run has it as well.
+            if first >= self._expected and self._now - self._heard_at < RETRY_MS:
+                return []  # the publisher is late here, not silent; a retry asks for the rest
             return self._pull(first, instance, value)
         return self._say_ready(first, instance, value)
 

@@ -57,6 +57,8 @@ from quorumcast.crypto.digest import root
 
 #: How long a broker waits for the fast path before it fetches what a history names.
 FETCH_MS = 40
+#: Fetches in a row that are put off as long as the fast path moves.
+PATIENCE = 8
 #: Histories that may wait for publications at a time.
 WAITING = 4
 #: Bytes that a history may take besides its digests: names, numbers and the signature.
@@ -81,6 +83,8 @@ class History(Carrier):
         "_floor",
         "_known",
         "_learned",
+        "_moves",
+        "_put_off",
         "_seen",
         "_waiting",
     )
@@ -104,8 +108,11 @@ class History(Carrier):
         self._known = Known()
         #: Peers asked so far for what is lacking; the next question goes to the next one.
         self._asked = 0
-        #: Whether HistoryFetch is set.
+        #: Whether HistoryFetch is set, whether the fast path has brought something since then, and
+        #: how often in a row fetching was put off for that.
         self._fetching = False
+        self._moves = False
+        self._put_off = 0
 
     @property
     def fast(self) -> Carrier:
@@ -144,14 +151,14 @@ class History(Carrier):
         match event:
             case TimerFired(timer=HistoryFetch()):
                 self._fetching = False
-                effects = self._fetch()
+                effects = self._fetch() if self._is_stuck() else []
             case TimerFired():
                 effects = self._through_bracha(event, now)
             case _:
                 effects = self._on_message(event, now)
         effects += self._retry_waiting(now)
         if (self._waiting or self._learned) and not self._fetching:
-            self._fetching = True
+            self._fetching, self._moves = True, False
             effects.append(SetTimer(HistoryFetch(self.stream), FETCH_MS))
         return effects
 
@@ -266,7 +273,12 @@ class History(Carrier):
                 # What others pass on in its name is not its doing until its MAC says so.
                 refusal.append(Suspect(event.sender, Suspicion.WITHOUT_HISTORY, self.stream))
             return refusal
-        return self._fast.handle(event, now)
+        before = self.ledger.next
+        effects = self._fast.handle(event, now)
+        if self.ledger.next > before:
+            self._moves = True
+            self._forget_learned(range(before, self.ledger.next))
+        return effects
 
     def _blocked(self, run: Publish | ChainRun) -> bool:
         """No more than 2α publications beyond what is settled (Freeman §6.2, line 21)."""
@@ -352,18 +364,17 @@ class History(Carrier):
             return True
         if end_of(statement) - statement.first >= 2 * self._policy.alpha_ceiling:
             return True
-        if self._agrees(statement):
-            return False
-        return any(
-            held is not None and held != digest
-            for number, digest in enumerate(split_digests(statement.digests), statement.first)
-            for held in (self.ledger.digest(number),)
-        )
+        return not self._agrees(statement)
 
     def _agrees(self, statement: HistoryStatement) -> bool:
-        """Whether this broker holds exactly what a history names: the usual case, and cheap."""
-        count = len(statement.digests) // DIGEST_SIZE
-        return self.ledger.digests(statement.first, count) == statement.digests
+        """Whether a history names what this broker holds of its numbers."""
+        first = max(statement.first, self.ledger.base)
+        count = min(end_of(statement) + 1, self.ledger.next) - first
+        if count <= 0:
+            return True
+        skipped = (first - statement.first) * DIGEST_SIZE
+        named = statement.digests[skipped : skipped + count * DIGEST_SIZE]
+        return self.ledger.digests(first, count) == named
 
     def _end_before(self, statement: HistoryStatement) -> int | None:
         """Where the history before ends: the delivered one, or the one seen while it is not yet."""
@@ -421,13 +432,26 @@ class History(Carrier):
             # Nobody holds what lies before any longer; waiting for it would be for ever.
             self.ledger.skip_to(unheld + 1)
             self._forget_gone()
-        if self._agrees(statement):
-            return
+        if end_of(statement) < self.ledger.next and self._agrees(statement):
+            return  # the usual case
         for number, digest in enumerate(split_digests(statement.digests), statement.first):
             if number >= self.ledger.base and self.ledger.digest(number) != digest:
                 self._learned[number] = digest
 
     # ------------------------------------------------------------- fetching
+
+    def _is_stuck(self) -> bool:
+        """Whether the fast path does not bring what is lacking, or does it too slowly.
+
+        On a busy machine it is late, and what is fetched besides makes it later.
+        """
+        put_off = self._moves and self._put_off < PATIENCE and not self._denied()
+        self._put_off = self._put_off + 1 if put_off else 0
+        return not put_off
+
+    def _denied(self) -> bool:
+        """Whether histories contradict what is held, which the fast path cannot mend."""
+        return min(self._learned, default=self.ledger.next) < self.ledger.next
 
     def _wanted(self) -> dict[int, Digest]:
         wanted: dict[int, Digest] = {}
