@@ -65,7 +65,7 @@ from quorumcast.cell.messages import (
 )
 from quorumcast.cell.serving.audience import REPLAYS, REPLAYS_MS
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.journal import Attested, Journal, Outvoted, Settled, Vouched
+from quorumcast.cell.serving.journal import Attested, Journal, Settled, Vouched, VouchedAgainstEcho
 from quorumcast.cell.serving.served_streams import WrittenTotals
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable
@@ -741,16 +741,16 @@ def test_broker_journals_a_shorter_run_that_won_against_the_one_it_echoed() -> N
     won = Contents(STREAM, 1, digests(b"a"))
     effects = feed(made.handle, echo(B2), echo(B3), echo(B4), Receive(B2, won, (b"a",)))
     vouched = [e for e in effects if isinstance(e, Persist) and isinstance(e.record, Vouched)]
-    assert [e.record for e in vouched][-1] == Outvoted(STREAM, 1, digests(b"a"))
+    assert [e.record for e in vouched][-1] == VouchedAgainstEcho(STREAM, 1, digests(b"a"))
     assert messages(effects, Vote) == []
     assert messages(synced(effects), Vote) == [Vote(STREAM, 1, digests(b"a"))]
 
 
 @pytest.mark.parametrize("order", [0, 1])
-def test_broker_that_was_outvoted_never_echoes_there_again(order: int) -> None:
+def test_broker_that_voted_against_its_echo_never_echoes_there_again(order: int) -> None:
     """It took the run that had won for the one that it had echoed, and echoed both."""
     echoed = Vouched(STREAM, 1, digests(b"x", b"y"))
-    records: list[Record] = [echoed, Outvoted(STREAM, 1, digests(b"a"))]
+    records: list[Record] = [echoed, VouchedAgainstEcho(STREAM, 1, digests(b"a"))]
     for _ in range(2):  # the second restart finds what the first life wrote
         made = broker(replace(BRB, journal=True), BOB)
         for record in records if order else records[::-1]:

@@ -4,7 +4,7 @@ import pytest
 
 from quorumcast.broadcast.messages import Ack, Echo
 from quorumcast.cell.messages import Checkpoint, Regained, Vote
-from quorumcast.cell.serving.journal import Attested, Outvoted, Vouched
+from quorumcast.cell.serving.journal import Attested, Vouched, VouchedAgainstEcho
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Persist, Record, Send
 from quorumcast.core.message import Message
@@ -122,7 +122,7 @@ def test_echo_of_a_liars_run_is_replaced_by_no_other_run() -> None:
     held = Vouched(STREAM, 1, ONE + OTHER)
     for digests in (ONE, OTHER + ONE):
         assert says(Persist(Vouched(STREAM, 1, digests)), held, lies=True) == ["Journal"]
-        assert says(Persist(Outvoted(STREAM, 1, digests)), held, lies=True) == []
+        assert says(Persist(VouchedAgainstEcho(STREAM, 1, digests)), held, lies=True) == []
 
 
 def test_segment_of_a_liars_stream_is_replaced_by_no_shorter_one() -> None:

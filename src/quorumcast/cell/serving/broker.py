@@ -43,10 +43,10 @@ from quorumcast.cell.serving.journal import (
     Attested,
     Ended,
     Journal,
-    Outvoted,
     Released,
     Settled,
     Vouched,
+    VouchedAgainstEcho,
 )
 from quorumcast.cell.serving.journal_writer import JournalWriter
 from quorumcast.cell.serving.membership import Membership
@@ -93,7 +93,7 @@ from quorumcast.ordering.past import Placed
 #: Every kind of record that a broker asks its driver to keep.
 RECORDS: tuple[type[Record], ...] = (
     Vouched,
-    Outvoted,
+    VouchedAgainstEcho,
     Attested,
     Released,
     Settled,

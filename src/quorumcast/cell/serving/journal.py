@@ -44,14 +44,14 @@ class DigestRecord(StreamRecord, frozen=True, tag=True):
 class Vouched(DigestRecord, frozen=True, tag=True):
     """A run that this broker is about to vouch for by an echo, a vote or a chain MAC.
 
-    It never vouches for another run in its place.
+    It never vouches for another run in its place, except in `VouchedAgainstEcho`.
     """
 
 
-class Outvoted(Vouched, frozen=True, tag=True):
+class VouchedAgainstEcho(Vouched, frozen=True, tag=True):
     """A run that this broker is about to vote for, although it has echoed another one there.
 
-    The record of its echo stays on disk, so after a restart it echoes neither of them.
+    The record of the echo stays on disk. After a restart the broker echoes neither run again.
     """
 
 
@@ -137,8 +137,8 @@ class JournaledLane(msgspec.Struct):
     starts: dict[int, int] = {}
     #: How many publications the run at a number has.
     lengths: dict[int, int] = {}
-    #: The numbers of runs that won against the one that this broker echoed.
-    outvoted: set[int] = set()
+    #: The numbers at which a run won against the one that this broker echoed.
+    against_echo: set[int] = set()
     #: The first retained number, and the last settled one.
     released: int = 1
     settled: int = 0
@@ -188,28 +188,29 @@ class Journal:
         digests = split_digests(record.digests)
         self._written.setdefault(record.stream, {})[type(record), record.first] = len(digests)
         numbers = range(record.first, record.first + len(digests))
-        if isinstance(record, Outvoted):
-            lane.outvoted.add(record.first)
+        if isinstance(record, VouchedAgainstEcho):
+            lane.against_echo.add(record.first)
             for number in range(record.first, record.first + lane.lengths.get(record.first, 0)):
                 lane.digests.pop(number, None)
                 lane.starts.pop(number, None)
         elif isinstance(record, Vouched):
             self._echoed.setdefault(record.stream, {})[record.first] = record.digests
-            if record.first in lane.outvoted:
+            if record.first in lane.against_echo:
                 return
         lane.digests.update(zip(numbers, digests, strict=True))
         if isinstance(record, Vouched):
             lane.starts.update(dict.fromkeys(numbers, record.first))
             lane.lengths[record.first] = len(digests)
 
-    def run(self, record: Vouched) -> Vouched:
-        """The record to write for a run where brokers echo: one that won leaves the echo's alone.
+    def beside_echo(self, record: Vouched) -> Vouched:
+        """The record to write where brokers echo: of another kind if its run was not echoed.
 
-        Otherwise this broker would take what it votes for as what it has echoed, and echo twice.
+        It then does not replace the record of the echo. Otherwise a restarted broker would take
+        the run that it voted for as the one that it had echoed, and echo that one as well.
         """
         echoed = self._echoed.setdefault(record.stream, {})
         if echoed.setdefault(record.first, record.digests) != record.digests:
-            record = Outvoted(record.stream, record.first, record.digests)
+            record = VouchedAgainstEcho(record.stream, record.first, record.digests)
         return record
 
     def whole(self, record: VouchRecord, ledger: Ledger) -> VouchRecord | None:
@@ -274,14 +275,14 @@ class Journal:
         self._forget(stream, below, max(below - longest, 0))
         if below <= longest:
             return []
-        kinds: tuple[type[Record], ...] = (Vouched, Outvoted, Attested)
+        kinds: tuple[type[Record], ...] = (Vouched, VouchedAgainstEcho, Attested)
         return [Forget(kind, str(stream), below - longest) for kind in kinds]
 
     def erase(self, stream: Stream) -> list[Effect]:
         """Forget everything about a stream that is over, on disk if it was written there."""
         for lane in (stream.data, stream.history):
             self._forget(lane, MAX_NUMBER + 1, MAX_NUMBER + 1)
-        kinds: tuple[type[Record], ...] = (Vouched, Outvoted, Attested, Released, Settled)
+        kinds: tuple[type[Record], ...] = (Vouched, VouchedAgainstEcho, Attested, Released, Settled)
         lanes = (stream.data, stream.history)
         return [Forget(kind, str(lane), MAX_NUMBER + 1) for lane in lanes for kind in kinds]
 
@@ -304,7 +305,7 @@ class Journal:
             del lane.digests[number]
             lane.starts.pop(number, None)
             lane.lengths.pop(number, None)
-            lane.outvoted.discard(number)
+            lane.against_echo.discard(number)
         if not lane.digests:
             del self._lanes[stream]
             if stream.data not in self._lanes and stream.data.history not in self._lanes:
@@ -344,7 +345,7 @@ class Journal:
         echoed. Nobody needs its echo any more.
         """
         lane = self._lanes.get(stream)
-        if first <= self.settled(stream) or (lane is not None and first in lane.outvoted):
+        if first <= self.settled(stream) or (lane is not None and first in lane.against_echo):
             return True
         count = 0 if lane is None else lane.lengths.get(first, 0)
         known = [digest for digest in self.of(stream, first, count) if digest is not None]

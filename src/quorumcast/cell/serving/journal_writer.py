@@ -38,7 +38,7 @@ class JournalWriter:
     ) -> list[Effect]:
         """Carry out effects once the journal holds a record of what they vouch for."""
         if isinstance(record, Vouched) and served.echoes(record.stream.lane):
-            record = self._journal.run(record)
+            record = self._journal.beside_echo(record)
         whole = self._journal.whole(record, served.ledger(record.stream.lane))
         if whole is None:
             return list(then)

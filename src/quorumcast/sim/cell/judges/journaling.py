@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from quorumcast.broadcast.messages import ChainRun, Echo
 from quorumcast.cell.messages import Checkpoint, Regained, Vote
-from quorumcast.cell.serving.journal import Attested, Outvoted, Vouched
+from quorumcast.cell.serving.journal import Attested, Vouched, VouchedAgainstEcho
 from quorumcast.core.ids import Lane, NodeId, Stream, split_digests
 from quorumcast.core.machine import Persist, Send
 from quorumcast.core.statements import SegmentStatement, parse_statement
@@ -142,7 +142,7 @@ def _settled_otherwise(facts: CellFacts, stream: Stream) -> int:
 
 def _journaled(facts: CellFacts, node: NodeId, stream: Stream) -> Iterator[tuple[int, bytes]]:
     """The digests of a stream in a broker's journal, by number; later records come last."""
-    for kind in (Vouched, Outvoted, Attested):
+    for kind in (Vouched, VouchedAgainstEcho, Attested):
         for record in facts.on_disk(node, kind, str(stream)).values():
             if isinstance(record, Vouched | Attested):
                 yield from enumerate(split_digests(record.digests), record.first)
