@@ -93,7 +93,7 @@ class Backfill:
         self._answered: dict[NodeId, Millis] = {}
         #: Counts requests: whose turn it is to be asked.
         self._turn = 0
-        #: How many brokers must say that they hold a position; it changes with the epoch.
+        #: How many brokers must say that they hold a position. The sequencer sets it in each epoch.
         self.believe = 1
 
     def __bool__(self) -> bool:

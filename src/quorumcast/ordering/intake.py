@@ -24,10 +24,11 @@ from quorumcast.ordering.messages import Batch, Fetch, Fetched, Item, Offer, Pro
 #: Bytes after which an answer to a Fetch ends, and decisions looked ahead when fetching.
 FETCHED_BYTES = 1024 * 1024
 AHEAD = 128
-#: How long to wait for the rest of an answer while more of it comes, and how long for its begin:
-#: doubled with each peer that sends nothing, since all of them may be busy.
+#: How long one broker may take for its whole answer.
 ANSWER_MS = 500
-FIRST_MS, MAX_FIRST_MS = 100, 400
+#: How long to wait for the next part of an answer. The wait for the first part is doubled, up to
+#: the maximum, with each broker that sends nothing: all of them may be busy.
+PART_MS, MAX_PART_MS = 100, 400
 
 
 class Intake:
@@ -188,7 +189,7 @@ class Fetching:
         "_context",
         "_due",
         "_execution",
-        "_first_ms",
+        "_part_ms",
         "_turn",
         "_until",
     )
@@ -204,9 +205,10 @@ class Fetching:
         self._turn = 0
         #: What the last request named and what has not come; at most 2 MAX_FETCH.
         self._awaited: set[Cursor | bytes] = set()
-        #: When another broker is asked, if nothing comes until then; and even if more comes.
+        #: When another broker is asked if no further part has come; and in any case.
         self._due = self._until = Millis(0)
-        self._first_ms = FIRST_MS
+        #: How long the first part of the next answer may take.
+        self._part_ms = PART_MS
 
     def on_fetch(self, sender: NodeId, message: Fetch) -> list[Effect]:
         """Send what is here."""
@@ -255,12 +257,15 @@ class Fetching:
     def ask(self, now: Millis) -> list[Effect]:
         """Ask for what keeps this broker from writing or executing."""
         values, offers = self._wanted()
+        lacking: set[Cursor | bytes] = {*values, *offers}
+        self._note_parts(lacking, now)
+        is_coming = self._awaited and now < min(self._due, self._until)
         peers = self._context.peers
-        if not peers or self._is_coming({*values, *offers}, now):
+        if not peers or not lacking or is_coming:
             return []
-        self._awaited = {*values, *offers}
-        self._due, self._until = Millis(now + self._first_ms), Millis(now + ANSWER_MS)
-        self._first_ms = min(2 * self._first_ms, MAX_FIRST_MS)
+        self._awaited = lacking
+        self._due, self._until = Millis(now + self._part_ms), Millis(now + ANSWER_MS)
+        self._part_ms = min(2 * self._part_ms, MAX_PART_MS)
         # The leader every other time: it has what it proposed, unless it lies.
         turn, other = divmod(self._turn, 2)
         self._turn += 1
@@ -292,11 +297,10 @@ class Fetching:
             offers.insert(0, Cursor(EPOCHS, execution.state.epoch))
         return tuple(values[:MAX_FETCH]), tuple(offers[:MAX_FETCH])
 
-    def _is_coming(self, wanted: set[Cursor | bytes], now: Millis) -> bool:
-        """Whether nothing is lacking, or an answer can be waited for."""
-        left = self._awaited & wanted
+    def _note_parts(self, lacking: set[Cursor | bytes], now: Millis) -> None:
+        """Note which part of the last request has come, and wait for the next part."""
+        left = self._awaited & lacking
         if len(left) < len(self._awaited):
-            self._first_ms = FIRST_MS
-            self._due = Millis(now + FIRST_MS)
+            self._part_ms = PART_MS
+            self._due = Millis(now + PART_MS)
         self._awaited = left
-        return not wanted or (bool(left) and now < min(self._due, self._until))

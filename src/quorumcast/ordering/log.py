@@ -435,6 +435,7 @@ class OrderedLog(Carrier):
             "runs_in_memory": len(self._memory),
             "arriving": len(self._arriving),
             "islands": len(self._islands),
+            "peaks": len(self.ledger.peaks),
         }
 
 

@@ -27,7 +27,7 @@ from quorumcast.ordering.offers import Stored
 
 #: What a channel retains is decided for whole runs (`ordering.log`), not by the ledger.
 _UNBOUNDED = Limits(retained_publications=MAX_NUMBER, retained_bytes=MAX_NUMBER)
-#: Peaks that are told apart.
+#: Most peaks of a channel; beyond it the two that lie closest together become one.
 MAX_PEAKS = 32
 
 
