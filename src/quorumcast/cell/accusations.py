@@ -8,15 +8,17 @@ every node hands its evidence to the brokers, and brokers pass it on to one anot
     node → broker           Accusation(evidence)   whenever a link opens, so that none is lost
 
 A broker believes nobody: evidence holds only if the broker's own manifest proves it (`Court`). It
-thus never names a correct node, whoever sent it. A threshold is that of one epoch: f may have been
-larger when the statements of an OUTVOTED broker were signed, and smaller, so that those who lie now
-may sign for an epoch in which they were too many. In a later epoch it therefore takes both
-manifests: the present one, and that of the statements, which a broker adds to the evidence as soon
-as it holds it (`Evidence.manifest`).
+thus never names a correct node, whoever sent it.
 
-What a broker holds, it has verified while that could be relied on. It holds it for as long as the
-accused is a member with the same key, also if a witness leaves, which the other brokers then can
-verify no more; and it verifies its own file after a restart (`SavedEvidence`) by the manifest of
+OUTVOTED evidence rests on f+1 witnesses, and f changes between epochs. If f was larger when the
+statements were signed, as many witnesses as today's f+1 may all have lied. If f was smaller,
+today's liars may be more than it allowed, and they can date statements back. In a later epoch such
+evidence therefore holds only if two manifests prove it: the present one, and that of the
+statements, which a broker adds to the evidence when it verifies it (`Evidence.manifest`).
+
+A broker holds verified evidence for as long as the accused is a member with the same key. If a
+witness leaves the cell, the other brokers cannot verify the evidence any more, and the broker no
+longer passes it on. After a restart it verifies its own file (`SavedEvidence`) by the manifest of
 the epoch of the statements alone.
 
 A lying node can send nonsense, old evidence, and evidence against its friends:
@@ -51,7 +53,7 @@ MAX_REFUTED = 4
 
 
 class SavedEvidence(Event, frozen=True):
-    """Evidence that this node saved in an earlier life; not verified since."""
+    """Evidence from a file of this node, which anybody may have altered since it was saved."""
 
     evidence: Evidence
 
@@ -65,7 +67,7 @@ class Accusations:
         self._view = view
         #: By the accused identity, which has the key that signed the statements.
         self._held: dict[NodeId, Evidence] = {}
-        #: Those of whom this node's evidence is not believed by others in this epoch.
+        #: Accused nodes whose evidence the other brokers cannot verify in this epoch.
         self._own: set[NodeId] = set()
         #: Pieces that did not hold, by the identity that sent them; at most MAX_REFUTED each.
         self._refuted: dict[NodeId, int] = {}
@@ -75,7 +77,7 @@ class Accusations:
         return {"accused": len(self._held), "refuted": len(self._refuted)}
 
     def begin_epoch(self) -> None:
-        """Keep what was proven of members that are still there with their keys."""
+        """Keep evidence against members that still have the key that signed the statements."""
         court = self._view.manifest.court()
         self._held = {node: held for node, held in self._held.items() if court.still_binds(held)}
         self._own = {node for node, held in self._held.items() if not self._holds(held)}

@@ -38,8 +38,8 @@ from quorumcast.core.statements import Receipt
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.retention import retention_sentence
 
-#: What is told of publications that were dropped before the oldest, if a time was asked for.
-PERHAPS = "some of them may be of the time asked for; "
+#: Begins the text of a gap before the oldest publication if a time was asked for.
+MAYBE_WANTED = "some of them may be of the time asked for; "
 #: Drop reasons in `telemetry.drops` for publications that did not reach the application.
 EXPIRED, DISCARDED = "expired", "discarded"
 
@@ -128,9 +128,9 @@ class Subscription:
         #: Streams that `held` has not read completely, with the last number that each had when the
         #: subscription was established.
         self._ends: dict[Stream, int] = {}
-        #: With "earliest": what brokers had dropped of each stream when the subscription was
-        #: established. It begins after these publications, and iteration yields no gap for them.
-        #: With a time: the same, of streams of which brokers hold nothing that is older.
+        #: What brokers had dropped of each stream when the subscription was established. It begins
+        #: after these publications, and iteration yields no gap for them. Empty with "latest" or a
+        #: position; with a time, without the streams of which brokers hold something older.
         self.dropped: list[Gap] = []
         for entry in entries:
             self.attach(entry)
@@ -182,10 +182,10 @@ class Subscription:
             self._host.queue_changed()
         self._wake()
 
-    def gone(self, stream: Stream, first: int, upto: int, perhaps: str = "") -> Gap:
-        """A gap that says what the channel keeps, and whether the publications were wanted."""
+    def gone(self, stream: Stream, first: int, upto: int, caveat: str = "") -> Gap:
+        """A gap that says what the channel keeps; with `caveat` before it."""
         entry = self._entries.get(stream.channel)
-        kept = "" if entry is None else perhaps + retention_sentence(entry)
+        kept = "" if entry is None else caveat + retention_sentence(entry)
         return Gap(stream, first, upto, GapReason.RETENTION, kept)
 
     def attach(self, entry: ChannelEntry) -> None:
@@ -221,8 +221,8 @@ class Subscription:
         # With "latest" there is no old data to read, even if another subscription reads it.
         if not self.joined.done() and self.start is not None:
             self._ends.update({stream: end - 1 for stream, end in ends.items()})
-            perhaps = PERHAPS if self.since_us else ""
-            self.dropped += [self.gone(g.stream, g.first, g.upto, perhaps) for g in dropped]
+            caveat = MAYBE_WANTED if self.since_us else ""
+            self.dropped += [self.gone(g.stream, g.first, g.upto, caveat) for g in dropped]
         self._check_joined()
 
     def _check_joined(self) -> None:

@@ -51,7 +51,7 @@ class ServedStream:
         self.notary = notary
         #: Whether peers have ended this stream, so that nothing more of it will come.
         self.over = False
-        #: When it began here; when its publisher began it, once that has happened.
+        #: When its publisher opened it here; until then, when another node did.
         self.begun_at = Millis(0)
         #: The node whose message made this broker open the stream, until its publisher opens it.
         self.introducer: NodeId | None = None

@@ -41,8 +41,8 @@ from quorumcast.ordering.log import OrderedLog
 
 #: Streams per publisher and channel that were opened and not used, or that only brokers named.
 MAX_UNUSED = 4
-#: How long a life remains as it is after the next one has begun: some retransmissions between
-#: brokers.
+#: How long a life keeps all that it has after the next one has begun: long enough for some
+#: retransmissions between brokers.
 DISPLACED_AFTER_MS = 5000
 #: The journal keeps streams that nobody came back to up to this multiple of what is retained.
 UNCLAIMED = 3
@@ -111,7 +111,7 @@ class ServedStreams:
     ) -> None:
         #: Drawn anew whenever the broker starts.
         self.life = life
-        #: When the event at hand happened.
+        #: The time of the event that the broker handles.
         self.now = Millis(0)
         #: The newest life that each peer named; only brokers of the manifest.
         self._peer_lives: dict[NodeId, bytes] = {}
@@ -148,7 +148,7 @@ class ServedStreams:
                 over.upto = max(over.upto, data.incarnation)
         for (channel, _), over in self._ended.items():
             if self._view.channel(channel) is None:
-                # Readers of a new channel of that name have not missed them.
+                # Subscribers of a later channel of that name must not be told of these streams.
                 over.ends.clear()
         for served in self.all():
             served.entry = self._view.channel(served.stream.channel) or served.entry
@@ -368,10 +368,11 @@ class ServedStreams:
         return sorted(found, key=lambda served: served.stream.incarnation)
 
     def _displaced(self, lives: Sequence[ServedStream]) -> list[ServedStream]:
-        """Those before a life that began here a while ago, where brokers settle streams together.
+        """Those of these lives that a later one has displaced.
 
-        What a crashed publisher had acknowledged may still be on its way between the brokers, and
-        one that was cut off has heard of the next life before it hears of that.
+        Where brokers settle streams together, that takes DISPLACED_AFTER_MS. The last publications
+        that brokers acknowledged before the publisher crashed may still be on their way, and a
+        broker that was cut off may hear of the next life first.
         """
         begun = [
             served.stream.life
@@ -533,13 +534,13 @@ class ServedStreams:
 
 
 def _first_since(ledger: Ledger, search: Search, *, labelled: bool) -> int:
-    """The first held number of a time, or one before it; the oldest only if it is of that time.
+    """The first held number of a time, or an earlier one; the oldest only if it is of that time.
 
-    Subscribers take what is gone before the oldest for wanted if the oldest is.
+    If it is, subscribers assume that the dropped numbers before it may be of that time as well.
     """
     first = ledger.since(search, labelled=labelled)
     if first == ledger.base:
-        # A search that ended early, or that knows runs by their largest stamp, has not looked.
+        # The search may have ended early, or have compared only the largest stamp of the run.
         oldest = ledger.read(first, 1, 0)
         if oldest is not None and stamp_of(oldest.bodies[0], labelled) < search.since_us:
             return first + 1

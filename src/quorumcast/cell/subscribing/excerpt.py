@@ -104,7 +104,7 @@ class Spans:
             # What was ordered since comes by itself. Each answer tells of a later end: who asked
             # for the little that is left would never stop asking.
             until = min(until, self._end)
-        # Nothing more is asked for as long as nothing is known of sizes.
+        # Until publications have come, their sizes are unknown: one span at a time is requested.
         ahead = self._span if self._publications else 0
         if first >= until or first - position > ahead:
             return None

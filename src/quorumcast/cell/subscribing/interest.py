@@ -6,9 +6,11 @@ later begin at 1. A stream counts only once f+1 brokers have named it, so that a
 make a subscriber keep streams that do not exist.
 
 To begin at a time, brokers report the first number of that time beside their oldest; these are
-ranked in the same way. What nobody holds any longer is announced as a gap. To begin with the oldest
-is to want no more than what is held, so the numbers before are no gap; they are told (`dropped`).
-So are they with a time, unless f+1 brokers hold something that is older than it.
+ranked in the same way. What nobody holds any longer is announced as a gap.
+
+A subscription that begins with the oldest number wants no more than what is held, so the numbers
+before it are no gap. They are in `dropped`, from which the application is told. With a time they
+are there as well, unless f+1 brokers hold something that is older than the time.
 """
 
 from __future__ import annotations
@@ -107,8 +109,8 @@ class Interest:
         #: Streams (data lanes) that were not read to their end when the channel began, and the next
         #: number of each at that time.
         self.ends: dict[Stream, int] = {}
-        #: If it begins with the oldest numbers: those before, of each stream at the beginning.
-        #: If it begins at a time: those before the oldest, where they may be of that time.
+        #: Numbers before the oldest that was held when the channel began, by stream; if it begins
+        #: at a time, only those that may be of that time.
         self.dropped: list[DeliverGap] = []
         #: Gaps in streams that ended, until the application is told.
         self._lost: list[Effect] = []
@@ -257,7 +259,10 @@ class Interest:
         return effects
 
     def _forget_lives_before_the_time(self) -> None:
-        """Of a publisher with a life that goes back beyond the time, earlier lives are older."""
+        """Leave out of `dropped` the lives that were over at the time that was asked for.
+
+        If a publisher's life has a publication before that time, its earlier lives are older still.
+        """
         passed: dict[NodeId, int] = {}
         for data in self.acceptors:
             if data.lane is Lane.DATA and self.reports.passed(data) > 1:

@@ -107,7 +107,7 @@ class Reports:
         )
 
     def _disputed(self, stream: Stream) -> bool:
-        """Whether it takes brokers that have not reported to tell if what is gone was wanted."""
+        """Whether brokers that have not reported decide if dropped numbers were wanted."""
         early = sum(_passed(position) > 1 for position in self._of(stream))
         silent = len(self._view.brokers) - len(self._held)
         return 0 < early < self.enough <= early + silent and self.kept(stream) > 1

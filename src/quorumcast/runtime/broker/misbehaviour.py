@@ -27,9 +27,9 @@ from quorumcast.runtime.telemetry import Telemetry
 EVIDENCE_NOT_SAVED = "evidence-not-saved"
 #: How the name of a broker's file with evidence ends.
 SUFFIX = ".evidence"
-#: Of one file with evidence; JSON is longer than what it contains.
+#: Most bytes of one file with evidence: JSON is longer than the evidence that it contains.
 MAX_FILE_BYTES = 2 * (MAX_EVIDENCE_BYTES + MAX_MANIFEST_BYTES)
-#: What a broker reads at its start at most: files, and bytes of all of them.
+#: Most files that a broker reads when it starts, and most bytes of all of them.
 MAX_FILES = 128
 MAX_READ_BYTES = 32 * 1024 * 1024
 
@@ -81,7 +81,7 @@ class MisbehaviourLog:
                 note("cannot save evidence", level=logging.ERROR, path=path, reason=reason)
 
     def saved(self, brokers: Collection[NodeId]) -> list[Evidence]:
-        """What earlier lives of this broker have saved, not verified; about `brokers` first."""
+        """Unverified evidence from the files of this broker, that against `brokers` first."""
         if self._evidence is None:
             return []
         mine = f"{self._name}-"
@@ -104,7 +104,7 @@ class MisbehaviourLog:
         return found
 
     def begin_epoch(self, present: Manifest, following: Manifest) -> None:
-        """Accuse those no longer who have left, or have other keys."""
+        """Forget the accusations of nodes that have left the cell or got new keys."""
         old, new = present.keys, following.keys
         for accused in list(self._telemetry.accusations):
             if old.get(holder(accused)) != new.get(holder(accused)):

@@ -58,7 +58,7 @@ BROKER_WEIGHT = 2
 REQUEST_SHARE = 0.1
 #: The same for one broker.
 BROKER_REQUEST_SHARE = 0.2
-#: Requests of a client may take so many times the time that is left idle.
+#: The requests of a client may take this many times the time that is left idle.
 IDLE_WEIGHT = 4.0
 #: The requests of a flood may take this part of the time that is spent on all others.
 FLOOD_SHARE = 0.1
@@ -153,7 +153,7 @@ class Account:
         self.is_broker = is_broker
         #: The share of time that its requests may take.
         self.share = BROKER_REQUEST_SHARE if is_broker else REQUEST_SHARE
-        #: Whether more requests wait than an honest client has.
+        #: Whether more than FLOOD_BYTES of it wait to be handled.
         self.asks_too_much = False
         #: Processor time in all, and for requests; only grow.
         self.spent_s = 0.0
@@ -190,9 +190,9 @@ class Account:
 
     @property
     def idle_weight(self) -> float:
-        """How many times the idle time its requests may take besides.
+        """How many times the idle time its requests may take, in addition to its share.
 
-        A broker that fetches what it lacks would take it from publishers on the same machine.
+        None for a broker: what it fetches it would take from publishers on the same machine.
         """
         return 0.0 if self.is_broker or self.asks_too_much else IDLE_WEIGHT
 
@@ -309,7 +309,8 @@ class Fairness:
         spent_s = self._cpu() - start_s
         account.spent_s += spent_s
         account.deficit_s -= spent_s
-        account.asks_too_much = self._unread(account) + link.unhandled_bytes() > FLOOD_BYTES
+        waiting_bytes = self._unhandled_bytes(account) + link.unhandled_bytes()
+        account.asks_too_much = waiting_bytes > FLOOD_BYTES
         if requests_s:
             share = requests_s / (at - begin)
             self._charge(account, spent_s * share, others_wait=others_wait)
@@ -378,8 +379,8 @@ class Fairness:
             self._worked_s = self._cpu()
         return self._had_s
 
-    def _unread(self, account: Account) -> int:
-        """Bytes of an account that were read and wait for its turn."""
+    def _unhandled_bytes(self, account: Account) -> int:
+        """Bytes that were read from links of an account that wait for their turn."""
         return sum(link.unhandled_bytes() for link in account.links)
 
     def _pause(self, account: Account) -> None:
@@ -387,7 +388,8 @@ class Fairness:
         now = self._loop.time()
         if account.over_since is None:
             account.over_since, account.dropped = now, 0
-        account.floods = self._unread(account) > FLOOD_BYTES or account.dropped > FLOOD_DROPS
+        too_many_bytes = self._unhandled_bytes(account) > FLOOD_BYTES
+        account.floods = too_many_bytes or account.dropped > FLOOD_DROPS
         is_late = now - account.over_since > FLOOD_GRACE_S
         if account.floods and is_late and not account.is_broker:
             self._bar(account, now)
