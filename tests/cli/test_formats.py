@@ -190,7 +190,7 @@ def test_table_on_a_full_disk_is_one_sentence(cell: Path, many: pa.Table, format
             shell, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False
         )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("quorumcast: the output cannot be written, the")
+    assert done.stderr.splitlines()[-1].startswith("quorumcast: the output cannot be written, ")
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
 

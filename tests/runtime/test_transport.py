@@ -691,7 +691,11 @@ def test_renew_open_links_are_greeted_anew() -> None:
 @pytest.mark.parametrize(
     ("host", "port", "words"),
     [
-        (None, None, "already uses that port; stop it, or let 'quorumcast init --base-port' put"),
+        (
+            None,
+            None,
+            "uses that port; stop it, or choose other ports with 'quorumcast init",
+        ),
         ("203.0.113.7", None, "does not have that address"),
         ("no-such-host.invalid", None, "check its address"),
     ],

@@ -29,7 +29,7 @@ OPERATOR = "operator"
 #: Default distance between a broker's port and the port of its status page.
 STATUS_OFFSET = 1000
 STATUS_TIMEOUT_S = 5.0
-#: Exit code of a command that a signal ended, less the number of the signal, as in a shell.
+#: Added to the number of a signal, the exit code of a command that it ended, as in a shell.
 ENDED_BY_SIGNAL = 128
 #: Width of output that does not go to a terminal.
 PLAIN_WIDTH = 160

@@ -6,8 +6,7 @@ inside these functions.
 
 A misused command ends with one sentence on standard error and exit code 2, whether the option
 parser, our own code (`UsageError`) or the operating system finds the mistake. Ctrl-C ends with 130,
-and a client that gets SIGTERM with 143.
-A traceback is a bug.
+and SIGTERM ends a client with 143. A traceback is a bug.
 """
 
 from __future__ import annotations
@@ -165,7 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno == ENOSPC and error.filename is None:
             return _fail(
-                "the output cannot be written, the disk is full: free space, or write to another"
+                "the output cannot be written, because the disk is full: free some space, or write "
+                "to another disk"
             )
         return _fail(f"{error.strerror or error} ({error.filename or 'no file'})")
     return code
@@ -207,7 +207,7 @@ def _run_command(name: str, words: list[str]) -> int:
     try:
         code = _parser(name)(words, standalone_mode=False, prog_name="quorumcast")
     except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # of which the parser makes exit code 1
+        if isinstance(ended.__context__, BrokenPipeError):  # Typer turned it into exit code 1
             raise ended.__context__ from None
         raise
     except typer.Abort:

@@ -252,10 +252,14 @@ def _write_new(path: Path, data: bytes, *, mode: int) -> None:
         os.fsync(file.fileno())
 
 
+#: The option of commands that names a file, by what the file is.
+_OPTIONS = {"manifest": "-m", "identity": "-i"}
+
+
 def _cannot_read(kind: str, path: Path, error: OSError) -> UsageError:
     known: dict[type[OSError], str] = {
         FileNotFoundError: f"there is no {kind} at {path}; make one with 'quorumcast init', or "
-        f"name the right one (-{kind[0]} on the command line)",
+        f"name the right one ({_OPTIONS[kind]} on the command line)",
         IsADirectoryError: f"{path} is a directory; name the {kind} file in it",
         PermissionError: f"this user may not read the {kind} {path}; run as its owner, or change "
         "its owner",

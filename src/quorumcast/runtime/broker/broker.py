@@ -188,9 +188,9 @@ class BrokerNode:
         """The store, if the policy of a channel or a log needs one."""
         if not manifest.needs_store:
             return None
-        kept = [f"channel {c.name!r}" for c in manifest.channels if c.policy.needs_store]
-        user = kept[0] if kept else "the log of deleted channels"
-        path = place_for(user, self.settings.data) / f"{self.name}.store"
+        stored = [f"channel {c.name!r}" for c in manifest.channels if c.policy.needs_store]
+        needed_by = stored[0] if stored else "the log of deleted channels"
+        path = place_for(needed_by, self.settings.data) / f"{self.name}.store"
         self._began_empty = not path.exists()
         if self._began_empty:
             note("has no store yet; starts empty", level=logging.WARNING, path=str(path))

@@ -486,7 +486,7 @@ class Transport:
 _LISTEN_ERRORS = {
     errno.EADDRINUSE: (
         "another program already uses that port",
-        "stop it, or let 'quorumcast init --base-port' put other ports",
+        "stop it, or choose other ports with 'quorumcast init --base-port'",
     ),
     errno.EADDRNOTAVAIL: (
         "this machine does not have that address",

@@ -56,10 +56,13 @@ def store_files(directory: Path, broker: str) -> list[Path]:
     return found
 
 
-def place_for(user: str, directory: Path | None) -> Path:
-    """The directory of the store that a channel or log needs, made if it does not exist."""
+def place_for(needed_by: str, directory: Path | None) -> Path:
+    """The directory of the store that a channel or log needs, made if it does not exist.
+
+    `needed_by` names that channel or log.
+    """
     if directory is None:
-        raise UsageError(f"{user} wants a store: say where to keep it with --data")
+        raise UsageError(f"{needed_by} needs a store: say where to keep it with --data")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
