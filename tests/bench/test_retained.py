@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from quorumcast.bench.retained import BATCH, TEN_MILLION, RetentionReport, run_retention
+from quorumcast.bench.retained import BATCH, FULL_RUN, RetentionReport, run_retention
 from quorumcast.core.errors import UsageError
 
 
@@ -22,7 +22,7 @@ def test_retention_suite_loses_nothing_on_the_way(tmp_path: Path) -> None:
 
 #: Every figure is at its budget.
 REPORT = RetentionReport(
-    events=TEN_MILLION,
+    events=FULL_RUN,
     bytes_per_event=100.0,
     publish_events_per_s=1.0,
     replay_events_per_s=500_000.0,
@@ -55,7 +55,7 @@ def test_retention_report_with_a_figure_beyond_its_budget_is_not_sound(figure: s
     report = replace(REPORT, **BEYOND[figure])
     assert (report.exceeded, report.sound) == ([figure], False)
     # With fewer events, times and rates show the machine.
-    fewer = replace(report, events=TEN_MILLION - BATCH)
+    fewer = replace(report, events=FULL_RUN - BATCH)
     assert fewer.exceeded == ([figure] if figure in ("memory", "store") else [])
 
 

@@ -4,8 +4,8 @@
     goes on → keep half → delete the channel
 
 One publisher publishes record batches of `BATCH` events; the first column counts them, so that the
-replay shows whether all have come, once and in order. The figures have budgets. Those of times and
-rates count at the default size or more: with few events they are those of starts and pauses.
+replay shows whether all have come, once and in order. Each figure has a budget. Budgets for times
+and rates apply to full runs only: with fewer events, starts and pauses dominate these figures.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ PUBLISHER, READER = "alice", "bob"
 SCHEMA = (("id", "int64"), ("price", "float64"), ("symbol", "string"), ("note", "string"))
 #: Events per publication.
 BATCH = 1000
-#: Events of a run by default.
-TEN_MILLION = 10_000_000
-#: The budgets of each broker's memory and disk, the latter as a multiple of the bytes of the events
-#: and with what even an empty store takes.
+#: Events of a full run, the default.
+FULL_RUN = 10_000_000
+#: Budget for the memory of each broker.
 MOST_MEMORY_MB = 300.0
+#: Budget for the store of each broker, as a multiple of the bytes of the events, and what even an
+#: empty store takes in addition.
 MOST_STORE_RATIO = 1.3
 EMPTY_STORE_MB = 1.0
-#: The budgets of the replay, of a wiped broker until it votes, of the rate that publishers keep
-#: meanwhile, and of retention and deletion.
+#: Budget for the rate of the replay.
 LEAST_REPLAYED_PER_S = 500_000.0
-LONGEST_VOTELESS_S = 10.0
+#: Budgets for a wiped broker: until it votes again, and the share of their rate that publishers
+#: keep meanwhile.
+LONGEST_REJOIN_S = 10.0
 LEAST_KEPT = 0.8
+#: Budget for the time until less retention, or a deletion, has reached the disks.
 LONGEST_REMOVAL_S = 60.0
 #: Seconds that anything may take before it counts as failed.
 TIMEOUT_S = 900.0
@@ -81,16 +84,16 @@ class RetentionReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exceeded(self) -> list[str]:
-        """The figures that are beyond their budgets."""
+        """The names of the figures that exceed their budgets."""
         stored_mb = self.events * self.bytes_per_event / 1e6
         within = {
             "memory": max(self.memory_mb) <= MOST_MEMORY_MB,
             "store": self.store_mb <= MOST_STORE_RATIO * stored_mb + EMPTY_STORE_MB,
         }
-        if self.events >= TEN_MILLION:
+        if self.events >= FULL_RUN:
             within |= {
                 "replay": self.replay_events_per_s >= LEAST_REPLAYED_PER_S,
-                "votes after": self.votes_after_s <= LONGEST_VOTELESS_S,
+                "votes after": self.votes_after_s <= LONGEST_REJOIN_S,
                 "publishers kept": self.share_meanwhile >= LEAST_KEPT,
                 "half": self.halved_after_s <= LONGEST_REMOVAL_S,
                 "nothing": self.deleted_after_s <= LONGEST_REMOVAL_S,

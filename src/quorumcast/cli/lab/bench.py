@@ -307,7 +307,7 @@ def _retention(events: int, json_: bool) -> None:
         ProgressDisplay() as progress,
         tempfile.TemporaryDirectory(prefix="quorumcast-retention-") as directory,
     ):
-        report = retained.run_retention(events or retained.TEN_MILLION, Path(directory), progress)
+        report = retained.run_retention(events or retained.FULL_RUN, Path(directory), progress)
     facts = {
         "published": f"{report.publish_events_per_s:,.0f} events/s",
         "replayed": f"{report.replay_events_per_s:,.0f} events/s "
@@ -321,15 +321,15 @@ def _retention(events: int, json_: bool) -> None:
         f"(at most {retained.MOST_STORE_RATIO})",
         "restart of all": f"{report.restart_s} s",
         "wiped under load": f"votes after {report.votes_after_s} s "
-        f"(at most {retained.LONGEST_VOTELESS_S:.0f}), complete after {report.complete_after_s} s; "
+        f"(at most {retained.LONGEST_REJOIN_S:.0f}), complete after {report.complete_after_s} s; "
         f"publishers kept {report.share_meanwhile:.0%} (at least {retained.LEAST_KEPT:.0%})",
         "half, and nothing": f"on disk after {report.halved_after_s} s and "
         f"{report.deleted_after_s} s (at most {retained.LONGEST_REMOVAL_S:.0f})",
         "beyond the budget": ", ".join(report.exceeded) or "nothing",
     }
     title = f"{report.events:,} events of {report.bytes_per_event} bytes, total+durable, 4 brokers"
-    if report.events < retained.TEN_MILLION:
-        title += f"; times and rates are judged at {retained.TEN_MILLION:,}"
+    if report.events < retained.FULL_RUN:
+        title += f"; times and rates are judged at {retained.FULL_RUN:,}"
     judged = {"exceeded": report.exceeded, "sound": report.sound}
     figures = {**msgspec.to_builtins(report), **judged}
     _show(figures, [facts_table(title, facts)], sound=report.sound, json_=json_)

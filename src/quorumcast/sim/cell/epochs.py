@@ -154,7 +154,7 @@ class Members:
         self._channels = {entry.name: entry for entry in self._file.channels}
         #: The last position of each channel that was deleted.
         self._ends: dict[Channel, int] = {}
-        #: Brokers that begin to lie once every broker has an epoch, by that epoch.
+        #: Brokers that begin to lie, by the epoch that every running broker must have before.
         self._late_liars: dict[int, NodeId] = {}
         #: The signed manifest of each epoch.
         self._written = {self._file.epoch: self._signed(self._file)}
@@ -210,8 +210,9 @@ class Members:
 
     def pending(self, facts: CellFacts) -> str | None:
         """The first step that was not taken, or broker that does not know of the last one."""
-        for act in self._steps:
-            return f"the operator's step {act.what!r} waits for epoch {self._file.epoch}"
+        if self._steps:
+            waiting = self._steps[0].what
+            return f"the operator's step {waiting!r} waits for epoch {self._file.epoch}"
         for name in self._file.broker_ids:
             late = self._epoch(name) < self._file.epoch
             if late and facts.adversary.is_correct(name) and self._world.nodes[name].up:

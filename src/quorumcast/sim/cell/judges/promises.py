@@ -264,8 +264,9 @@ class CompleteBlame:
 class SharedEvidence:
     """Evidence that a correct node holds reaches every correct broker, where operators look.
 
-    A node holds what it has reported since its last start and what the present manifest proves. An
-    outvoted broker is convicted by statements of one epoch alone.
+    A node holds what it has reported since its last start, if the present manifest proves it. For
+    statements of an earlier epoch against an outvoted broker that is not demanded: subscribers do
+    not have the signed manifest that other brokers need to verify them.
     """
 
     name = "Shared evidence"

@@ -127,7 +127,9 @@ _replaced = seeded_plan(
 )
 
 
-def _adopt_channels(self: View, manifest: Manifest, keyring: Keyring, signed: bytes = b"") -> None:
+def _adopt_with_old_quorums(
+    self: View, manifest: Manifest, keyring: Keyring, signed: bytes = b""
+) -> None:
     quorums = self.quorums
     _adopt(self, manifest, keyring, signed)
     self.quorums = quorums
@@ -165,7 +167,7 @@ MEMBER_VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(
         "faults-of-the-past", "nodes count votes by the f of the epoch in which they started",
-        [Patch(View, "adopt", _adopt_channels)],
+        [Patch(View, "adopt", _adopt_with_old_quorums)],
         _raised, ("Authenticity", "Sound blame"),
     ),
     Variant(
