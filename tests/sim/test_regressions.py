@@ -41,6 +41,14 @@ FOUND = [
     "ab+history-none-11",
     # The publisher crashed when a run was acknowledged, by a liar as well: too few echoed it.
     "brb-false-positions-3200421",
+    # A broker ended a stream, or gave up what was not settled of it, as soon as it heard of the
+    # publisher's next life: runs that n-f brokers had acknowledged lacked its echo.
+    "brb-equivocate-931000273",
+    "brb-equivocate-931001414",
+    "brb-bad-bodies-930000465",
+    # Of two runs of a lying publisher the one that won replaced, in the journal, the one that a
+    # broker had echoed. After a restart the broker echoed both.
+    "ab+history-retelling-931001112",
     # The acknowledgement that gave new credit was lost; the publisher had nothing it might repeat
     # and said nothing, so the broker had no reason to say it again.
     "ab+history-crash-37",
