@@ -141,6 +141,34 @@ def test_interest_liar_neither_hides_nor_invents_what_is_gone_before_the_oldest(
     assert made.dropped == ([DeliverGap(STREAM, 1, oldest - 1)] if oldest > 1 else [])
 
 
+@pytest.mark.parametrize("lie", [(2**61, 2**61), (2**61, 1), (12, 12), (1, 1)])
+@pytest.mark.parametrize("since", [0, 1234])
+def test_interest_liar_hides_nothing_of_a_stream_of_which_only_one_other_has_heard(
+    lie: tuple[int, int], since: int
+) -> None:
+    """Retention has dropped nothing: the other brokers are about to receive it."""
+    made = interest(start=0, since=since)
+    first = 8 if since else 1
+    heard = (Position(STREAM, first, 12, 1 if since else 0),)
+    false = (Position(STREAM, lie[0], 2**61, lie[1]),)
+    for broker, held in ((B1, heard), (B2, false), (B3, ()), (B4, ())):
+        made.on_positions(broker, Positions(ORDERS, held, since))
+    assert made.begun
+    assert made.acceptors[STREAM].next <= first
+    assert made.dropped == []
+
+
+@pytest.mark.parametrize("policy", ["ab", "ab+history", "direct"])
+def test_interest_waits_for_who_may_tell_which_of_two_lies_about_the_beginning(policy: str) -> None:
+    made = interest(Policy.named(policy), start=0)
+    say(made, B1, 10, 8)
+    say(made, B2, 10, 1)
+    made.on_positions(B3, Positions(ORDERS, ()))
+    assert not made.begun
+    say(made, B4, 10, 8)
+    assert (made.begun, made.acceptors[STREAM].next) == (True, 8)
+
+
 def test_interest_stream_that_a_liar_invents_is_not_told_to_be_gone() -> None:
     made = interest(start=0)
     over = Position(Stream(ORDERS, CAROL, 3), 100, 100, over=True)

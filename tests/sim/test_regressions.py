@@ -187,6 +187,9 @@ FOUND = [
     # A broker that had answered had not heard of the stream yet, and a liar claimed to hold nothing
     # of it: a subscriber that read from the oldest on gave up what two brokers held.
     "ab-false-positions-3100003",
+    # Two had answered like that, and the liar claimed to hold nothing before a far number: a
+    # subscriber that read from the oldest on began with what was published next.
+    "ab+history-false-positions-88001073",
     # One peer never answered, and so the others were never asked again.
     "ab-silent-3200523",
     # A spare broker, which no chain reaches, counted among those that may still hold everything.

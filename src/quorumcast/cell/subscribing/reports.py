@@ -102,7 +102,9 @@ class Reports:
         """
         streams = {stream for held in self._held.values() for stream in held}
         return any(
-            max(start, self._possible(stream)) < self.agreed(stream) or self._disputed(stream)
+            max(start, self._possible(stream)) < self.agreed(stream)
+            or self._disputed(stream)
+            or (not start and self._open(stream))
             for stream in streams
         )
 
@@ -112,18 +114,35 @@ class Reports:
         silent = len(self._view.brokers) - len(self._held)
         return 0 < early < self.enough <= early + silent and self.kept(stream) > 1
 
+    def _open(self, stream: Stream) -> bool:
+        """Whether brokers that have not reported can tell where a stream begins."""
+        bases = [position.base for position in self._of(stream)]
+        silent = len(self._view.brokers) - len(self._held)
+        return silent > 0 and self._believed(bases) < _rank(bases, self.enough)
+
+    def _believed(self, numbers: list[int]) -> int:
+        """One of the numbers that brokers named, which f liars cannot push above the true ones.
+
+        Nor below them, unless few have named the stream although others have answered: then it may
+        have just begun, and to begin too early skips nothing.
+        """
+        rank = self.enough
+        if len(numbers) < len(self._held):
+            rank = min(rank, len(numbers) - (self.enough - 1))
+        return _rank(numbers, rank)
+
     def claimed(self, stream: Stream) -> int:
         """The number from which on a correct broker holds, or may hold, what is wanted.
 
         What may be held counts only where it is in doubt: else a liar could make us begin earlier.
         """
         bases = [position.base for position in self._of(stream)]
-        possible, claimed = self._possible(stream), _rank(bases, self.enough)
+        possible, claimed = self._possible(stream), self._believed(bases)
         return min(possible, claimed) if possible < self.agreed(stream) else claimed
 
     def kept(self, stream: Stream) -> int:
         """The number from which on a correct broker holds a stream, whatever is wanted of it."""
-        return _rank([p.oldest or p.base for p in self._of(stream)], self.enough)
+        return self._believed([p.oldest or p.base for p in self._of(stream)])
 
     def passed(self, stream: Stream) -> int:
         """The number before which nothing is wanted, as a correct broker has found; 1 if none has.
