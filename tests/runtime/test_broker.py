@@ -187,6 +187,24 @@ def test_broker_evidence_is_read_again_and_verified_until_the_liar_has_left(
     assert len(list(directory.iterdir())) == 2
 
 
+def test_evidence_of_clients_does_not_hide_that_of_a_broker_whose_name_theirs_begin_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(misbehaviour, "MAX_FILES", 4)
+    for name in ("broker-2", "broker-2-2", "broker-2-17"):
+        write_evidence(tmp_path, name, "broker-2")
+    for name in ("broker-2-spy", "broker-2-spy-2", "broker-2-+3", "broker-20"):
+        write_evidence(tmp_path, name, "spy")
+    log = MisbehaviourLog(BROKER, Telemetry(), tmp_path)
+    found = [one.accused for one in log.saved([NodeId("broker-2")])]
+    assert found == ["broker-2"] * 3 + ["spy"]
+
+
+def write_evidence(directory: Path, name: str, accused: str) -> None:
+    found = Evidence(kind=EvidenceKind.CONFLICT, accused=NodeId(accused), against=())
+    (directory / f"broker-1-{name}.evidence").write_bytes(msgspec.json.encode(found))
+
+
 def test_broker_reads_evidence_within_bounds_whatever_lies_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -90,8 +91,10 @@ class MisbehaviourLog:
         except OSError:
             return []
         names = sorted(name for name in names if name.startswith(mine) and name.endswith(SUFFIX))
-        first = tuple(f"{mine}{broker}" for broker in brokers)
-        names.sort(key=lambda name: not name.startswith(first))
+        # Not just what begins with a broker's name: a lying client's may, and it can fill the rest.
+        about = "|".join(map(re.escape, brokers))
+        first = re.compile(f"{re.escape(mine)}({about})(-[0-9]+)?{re.escape(SUFFIX)}")
+        names.sort(key=lambda name: first.fullmatch(name) is None)
         found: list[Evidence] = []
         room = MAX_READ_BYTES
         for name in names[:MAX_FILES]:
