@@ -173,6 +173,21 @@ def test_past_is_taken_once_f_plus_1_brokers_say_that_they_hold_it() -> None:
     assert log.arriving
 
 
+def test_peer_that_was_not_asked_does_not_hasten_the_next_request() -> None:
+    """A liar that did would use up the patience with others before they can answer."""
+    made, bodies = offer(COLD, 1, b"a")
+    false = Past(Protection.BYZANTINE, 1, b"", 1, made.stream, 1, made.digests, made.signature)
+    fetching = backfill(orders=lacking())
+    fetching.believe = 2
+    asked: list[tuple[str, str]] = []
+    for tick in range(3 * ANSWER_MS // TICK_MS):
+        now = Millis(tick * TICK_MS)
+        asked += queries(fetching.ask(now))
+        fetching.take(B4, false, bodies, now)
+    assert len(asked) == 3 + sum(peer == B4 for peer, _ in asked)
+    assert fetching
+
+
 def test_wiped_broker_does_not_hold_what_one_broker_alone_kept() -> None:
     hall = Hall(Policy.named("total", limits=LIMITS), durable=True).begin()
     publish(hall, 1, 40)

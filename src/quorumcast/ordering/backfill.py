@@ -51,20 +51,22 @@ SELDOM_TICKS = 61
 class Request:
     """What a channel waits for."""
 
-    __slots__ = ("attempts", "bases", "due", "runs", "size")
+    __slots__ = ("asked", "attempts", "bases", "due", "runs", "size")
 
     def __init__(self) -> None:
         #: How often the next run was asked for in vain.
         self.attempts = 0
-        #: When to ask again.
+        #: The peer that was asked last, and when to ask again.
+        self.asked: NodeId | None = None
         self.due = Millis(0)
         #: The oldest position that each peer says it holds.
         self.bases: dict[NodeId, int] = {}
         #: Runs and bytes that have come since a peer was asked.
         self.runs = self.size = 0
 
-    def sent(self, now: Millis) -> None:
+    def sent(self, peer: NodeId, now: Millis) -> None:
         """A peer was asked."""
+        self.asked = peer
         self.attempts += 1
         self.runs = self.size = 0
         self.due = Millis(now + ANSWER_MS)
@@ -123,9 +125,10 @@ class Backfill:
             if peers and now >= request.due and not is_paused:
                 del self._requests[channel]
                 self._requests[channel] = request  # the others come first at the next tick
-                request.sent(now)
+                peer = peers.popleft()
+                request.sent(peer, now)
                 query = PastQuery(self._log, channel, log.lowest[0])
-                effects.append(Send((peers.popleft(),), query))
+                effects.append(Send((peer,), query))
         return effects
 
     def on_query(self, sender: NodeId, query: PastQuery, now: Millis) -> list[Effect]:
@@ -165,7 +168,8 @@ class Backfill:
             return [Drop(DropReason.UNEXPECTED, sender)]
         request.bases[sender] = past.base
         if sum(base <= past.position for base in request.bases.values()) < self.believe:
-            request.due = now  # the next peer may hold it as well
+            if sender == request.asked:
+                request.due = now  # the next peer may hold it as well
             return [Drop(DropReason.NOT_HELD, sender)]
         if not log.is_next(past):
             return [Drop(DropReason.OUT_OF_TURN, sender)]
