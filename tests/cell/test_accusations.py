@@ -294,6 +294,10 @@ def test_broker_holds_what_it_has_verified_when_a_witness_leaves() -> None:
         assert holder.sizes()["accused"] == 1
         assert holder.connected(B3) == []
     assert reasons(hand(Accusations(seen(without)), saved)) == [DropReason.BAD_SIGNATURE]
+    # Evidence that they can verify takes its place.
+    for holder in (at, again):
+        assert accused(hand(holder, conflict(B4))) == [noted(conflict(B4), BOB)]
+        assert told_to(B3, holder) == [noted(conflict(B4), BOB)]
 
 
 def test_evidence_ends_with_the_key_of_the_accused() -> None:

@@ -88,12 +88,14 @@ class Accusations:
         court = self._view.manifest.court()
         if not self._has_room(evidence) or not court.still_binds(evidence):
             return []
-        if not self._holds(evidence):
-            then = self._manifest_of(evidence)
-            if then is None or then.court().why_evidence_fails(evidence) is not None:
-                return []
-            self._own.add(holder(evidence.accused))
-        return self._keep(evidence, ())
+        if self._holds(evidence):
+            return self._keep(evidence, ())
+        then = self._manifest_of(evidence)
+        if then is None or then.court().why_evidence_fails(evidence) is not None:
+            return []
+        effects = self._keep(evidence, ())
+        self._own.add(holder(evidence.accused))
+        return effects
 
     def found(self, evidence: Evidence) -> list[Effect]:
         """Report evidence that this node has found, and hand it to the brokers."""
@@ -114,7 +116,7 @@ class Accusations:
         if not isinstance(message, Accusation):
             return []
         evidence = msgspec.structs.replace(message.evidence, note=f"received from {sender}")
-        if holder(evidence.accused) in self._held:
+        if self._knows(holder(evidence.accused)):
             return [Drop(DropReason.DUPLICATE, sender)]
         refuted = self._refuted.get(holder(sender), 0)
         if refuted >= MAX_REFUTED or not self._has_room(evidence):
@@ -131,15 +133,20 @@ class Accusations:
         if then is None or then is self._view.manifest:
             evidence = msgspec.structs.replace(evidence, manifest=signed)
         self._held[holder(evidence.accused)] = evidence
+        self._own.discard(holder(evidence.accused))
         told: list[Effect] = [Send(to, Accusation(evidence))] if to else []
         return [Accuse(evidence), *told]
+
+    def _knows(self, accused: NodeId) -> bool:
+        """Whether it has evidence that it can show to others: only this is not replaced."""
+        return accused in self._held and accused not in self._own
 
     def _has_room(self, evidence: Evidence) -> bool:
         """Whether evidence is small enough, and the first against this node."""
         accused, brokers = holder(evidence.accused), self._view.brokers
         signed = (*evidence.against, *evidence.witnesses)
         size = sum(len(one.payload) + len(one.signature) for one in signed)
-        if accused in self._held or size > MAX_EVIDENCE_BYTES or len(signed) > len(brokers) + 1:
+        if self._knows(accused) or size > MAX_EVIDENCE_BYTES or len(signed) > len(brokers) + 1:
             return False
         clients = sum(node not in brokers for node in self._held)
         return accused in brokers or clients < MAX_ACCUSED_CLIENTS
