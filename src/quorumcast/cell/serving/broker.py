@@ -286,6 +286,7 @@ class Broker:
         sizes["journaled"] = len(self._journal)
         sizes["repeating"] = len(self._retransmission)
         sizes["addresses"] = self._journal.addresses
+        sizes["echoes"] = self._journal.echoes
         sizes["ended"] = self._served.remembered
         sizes["complaints"] = sum(served.complaints for served in self._served.all())
         for served in self._served.all():

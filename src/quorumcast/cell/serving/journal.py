@@ -241,6 +241,11 @@ class Journal:
             del self._unsynced[key]
 
     @property
+    def echoes(self) -> int:
+        """How many runs it knows to have been echoed; none without a record."""
+        return sum(map(len, self._echoed.values()))
+
+    @property
     def addresses(self) -> int:
         """How many records the journal has."""
         return sum(map(len, self._written.values()))

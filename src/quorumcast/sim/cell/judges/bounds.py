@@ -81,6 +81,7 @@ def _of_brokers(
         "complaints": streams * len(clients),
         "ended": len(channels) * len(clients) * MAX_ENDED,
         "addresses": 2 * streams * (limits.retained_publications + 2 * MAX_RUN),
+        "echoes": 2 * streams * (limits.retained_publications + 2 * MAX_RUN),
         "journaled": streams * limits.retained_publications,
         "repeating": 2 * streams,
         "subscribers": len(channels) * len(clients),

@@ -62,7 +62,7 @@ _BUSY = ((97, 1), (135, 16), (156, 8), (287, 1), (291, 8), (298, 8), (318, 8), (
 
 #: Two of five brokers are paused; the fifth is removed, and one other has seen it happen.
 _removed_too_soon = seeded_plan(
-    "removed",
+    "removed early",
     Policy.named("total", journal=True, limits=small_limits()),
     [
         *joins(ORDERS),

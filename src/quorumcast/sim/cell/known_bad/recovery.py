@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.cell.serving.holdings import Holdings
 from quorumcast.cell.serving.journal import Journal
 from quorumcast.cell.serving.recovery import Recovery
 from quorumcast.cell.subscribing.excerpt import Excerpt
-from quorumcast.core.limits import MAX_FRAME_BYTES
-from quorumcast.core.machine import Bodies
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.intake import Fetching
 from quorumcast.sim.cell.known_bad import attacks
@@ -31,7 +28,7 @@ from quorumcast.sim.cell.known_bad.plans import (
     seeded_plan,
 )
 from quorumcast.sim.cell.plan import CellPlan, small_limits
-from quorumcast.sim.cell.scenario import ORDERS
+from quorumcast.sim.cell.scenario import ORDERS, draw
 from quorumcast.sim.kernel.known_bad import Patch, Variant
 from quorumcast.sim.kernel.network import Weather
 from quorumcast.sim.kernel.plan import Act, Corruption
@@ -83,28 +80,6 @@ def leapt(policy: str) -> CellPlan:
     return past(rules, *work, liar=attacks.leap_ahead)
 
 
-def _outgrown() -> SeededPlan:
-    """Messages are lost and repeated while a stream outgrows retention."""
-    limits = replace(small_limits(), retained_publications=16, window=8, vote_window=16, segment=4)
-    work = [Act(60 + 40 * n, "submit", PUB1, ORDERS, 8) for n in range(8)]
-    return seeded_plan(
-        "outgrown",
-        Policy.named("brb", journal=True, limits=limits),
-        [*joins(ORDERS), *work],
-        weather=Weather(latency_ms=10, jitter_ms=10, loss=150, duplication=100),
-    )
-
-
-_echoed = Bracha.echoed
-
-
-def _echoed_remains(self: Bracha, first: int) -> tuple[bytes, Bodies] | None:
-    if first not in self._done:
-        return _echoed(self, first)
-    held = self.ledger.read(first, self._done[first][1], MAX_FRAME_BYTES)
-    return None if held is None else (held.digests, held.bodies)
-
-
 _join = Ledger.join
 
 
@@ -126,9 +101,9 @@ RECOVERY_VARIANTS: tuple[Variant, ...] = (
         lambda seed: retold("ab"), ("One story",),
     ),
     Variant(
-        "remains-journaled", "a broker journals what retention left of a run in place of the run",
-        [Patch(Bracha, "echoed", _echoed_remains)],
-        _outgrown(), ("Journal",),
+        "echo-replaced", "the journal replaces the run that a broker echoed by the one that won",
+        [Patch(Journal, "beside_echo", lambda self, record: record)],
+        lambda seed: draw(seed, "brb", "retelling"), ("Journal",),
     ),
     Variant(
         "leap-followed", "a broker follows its publisher ahead and drops what it holds",
