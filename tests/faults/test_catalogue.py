@@ -165,8 +165,11 @@ def ordering_words(cell: Cell) -> list[Send]:
     ]
 
 
+@pytest.mark.parametrize("channels", [1, 0])
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_fault_everything_sent_stays_decodable(name: str, cell: Cell) -> None:
+def test_fault_everything_sent_stays_decodable(name: str, channels: int) -> None:
+    """A cell may have lost all of its channels while something is under way."""
+    cell = make_simulated_cell(4, 1, [channel_entry("orders", Policy.named("ab"))] * channels)
     fault = make_fault(name, context(cell, CATALOGUE[name].role))
     decoder = msgspec.msgpack.Decoder(CellMessage)
     for _ in range(20):

@@ -240,7 +240,7 @@ class Impersonate(Tampering):
         if not victims:
             return [send]
         self._number += 1
-        channel = rng.choice(self.context.channels())
+        channel = self.context.any_channel()
         stream = Stream(channel, rng.choice(victims), rng.choice((1, 1000 + self._number)))
         body = b"impersonated"
         digest = self.context.manifest.hash(body)

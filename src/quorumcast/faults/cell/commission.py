@@ -63,9 +63,7 @@ def altered(message: Message, field: str, context: FaultContext) -> Message:
             names = [client.id for client in context.manifest.clients]
             return on_stream(message, replace(stream, publisher=context.rng.choice(names)))
         case "channel":
-            return on_stream(
-                message, replace(stream, channel=context.rng.choice(context.channels()))
-            )
+            return on_stream(message, replace(stream, channel=context.any_channel()))
         case "incarnation":
             return on_stream(message, replace(stream, incarnation=stream.incarnation + 1))
         case "vouchers" if isinstance(message, ChainRun | Vote) and message.vouchers:
@@ -268,7 +266,7 @@ class Flood(Tampering):
         result: list[Effect | Later] = [send]
         for _ in range(rng.randrange(4)):
             self._count += 1
-            result.append(Send(send.to, self._nonsense(rng.choice(self.context.channels()))))
+            result.append(Send(send.to, self._nonsense(self.context.any_channel())))
         return result
 
     def _nonsense(self, channel: Channel) -> Message:

@@ -78,6 +78,10 @@ class FaultContext(FaultSetting):
         """Every channel of the cell, in manifest order."""
         return [channel.name for channel in self.manifest.channels]
 
+    def any_channel(self) -> Channel:
+        """A channel by chance, or one that does not exist if the cell has none."""
+        return self.rng.choice(self.channels() or [Channel("no-such-channel")])
+
 
 class CatalogueEntry(msgspec.Struct, frozen=True):
     """One fault of the catalogue."""
