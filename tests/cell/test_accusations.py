@@ -250,6 +250,16 @@ def test_evidence_names_the_manifest_of_its_holder_and_not_that_of_its_sender() 
     assert [one.manifest for one in told_to(B2, at)] == [file_of(CELL.manifest), b""]
 
 
+@pytest.mark.parametrize("evidence", [outvoted(B4, B2, B3), conflict(B4)], ids=["f+1", "self"])
+def test_evidence_is_kept_without_what_it_does_not_need(evidence: Evidence) -> None:
+    """With all that a liar adds, brokers of a smaller cell would find it too large."""
+    more = (segment(B1, *P), segment(B4, *P), *evidence.witnesses)
+    at = Accusations(seen())
+    (kept,) = accused(hand(at, msgspec.structs.replace(evidence, witnesses=more)))
+    assert kept == msgspec.structs.replace(noted(evidence, BOB), manifest=kept.manifest)
+    assert told_to(B2, at) == [kept]
+
+
 def restart(evidence: Evidence, manifest: Manifest) -> tuple[Accusations, list[Evidence]]:
     """A broker reads its file with this evidence when it starts, in an epoch."""
     at = Accusations(seen(manifest))

@@ -132,6 +132,7 @@ class Accusations:
             signed = b""
         if then is None or then is self._view.manifest:
             evidence = msgspec.structs.replace(evidence, manifest=signed)
+        evidence = self._without_surplus(evidence)
         self._held[holder(evidence.accused)] = evidence
         self._own.discard(holder(evidence.accused))
         told: list[Effect] = [Send(to, Accusation(evidence))] if to else []
@@ -140,6 +141,17 @@ class Accusations:
     def _knows(self, accused: NodeId) -> bool:
         """Whether it has evidence that it can show to others: only this is not replaced."""
         return accused in self._held and accused not in self._own
+
+    def _without_surplus(self, evidence: Evidence) -> Evidence:
+        """Evidence without the witnesses that it does not need.
+
+        What a liar adds would be too large for a later epoch with fewer brokers (`_has_room`).
+        """
+        for surplus in evidence.witnesses:
+            left = tuple(signed for signed in evidence.witnesses if signed is not surplus)
+            less = msgspec.structs.replace(evidence, witnesses=left)
+            evidence = less if self._holds(less) else evidence
+        return evidence
 
     def _has_room(self, evidence: Evidence) -> bool:
         """Whether evidence is small enough, and the first against this node."""
