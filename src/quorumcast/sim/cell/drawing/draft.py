@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 
 import msgspec
 
@@ -121,15 +122,21 @@ SIZES = {
 }
 
 
-def start_draft(seed: int, policy: str | None, adversary: str | None) -> Draft:
-    """Draw the cell, its clients and the length of the safety phase."""
-    rng = random.Random(f"scenario {seed}")
-    pairs = [
+@cache
+def _pairs(policy: str | None, adversary: str | None) -> tuple[tuple[str, str], ...]:
+    """Every policy with each adversary that it claims to withstand; None stands for all."""
+    return tuple(
         (rules.name, a)
         for rules in map(Policy.named, POLICY_NAMES if policy is None else (policy,))
         for a in (ADVERSARIES if adversary is None else (adversary,))
         if applicable(a, rules)
-    ]
+    )
+
+
+def start_draft(seed: int, policy: str | None, adversary: str | None) -> Draft:
+    """Draw the cell, its clients and the length of the safety phase."""
+    rng = random.Random(f"scenario {seed}")
+    pairs = _pairs(policy, adversary)
     if not pairs:
         raise UsageError(f"policy {policy!r} does not claim to withstand {adversary!r}")
     # A generator of its own, so that naming both replays what was drawn with neither named.
