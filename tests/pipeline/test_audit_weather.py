@@ -40,9 +40,11 @@ class Observed:
         self.began = 0
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
-        if node in self.cell.manifest.broker_ids:
-            fresh = Observer(self.cell.manifest, node, "broker")
-            self.observers.setdefault(node, fresh).on_event(event, now)
+        if node not in self.cell.manifest.broker_ids:
+            return
+        if node not in self.observers:
+            self.observers[node] = Observer(self.cell.manifest, node, "broker")
+        self.observers[node].on_event(event, now)
 
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
         if node in self.observers:
