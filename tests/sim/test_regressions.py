@@ -214,14 +214,6 @@ FOUND = [
     # A broker that came late to a chain skipped the histories that its peers held, and so never got
     # the publications that they name. Every chain had this broker or the faulty one in it.
     "chain+history-twin-23001402",
-    # The journal replaced the run that a broker had echoed by the one that won: after a restart it
-    # echoed that one, too.
-    "ab+history-retelling-931001112",
-    # A broker ended a stream, or gave it up, as soon as its publisher began the next life; what n-f
-    # had acknowledged lacked its echo.
-    "brb-bad-bodies-930000465",
-    "brb-equivocate-931000273",
-    "brb-equivocate-931001414",
 ]
 
 
