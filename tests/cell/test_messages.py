@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.cells import AB, B1, Cell
 
 from quorumcast.broadcast.messages import (
     Ack,
@@ -23,6 +24,7 @@ from quorumcast.broadcast.messages import (
     Voucher,
 )
 from quorumcast.cell.messages import (
+    ONLY_FOR_PUBLISHERS,
     Accusation,
     Attest,
     CellMessage,
@@ -42,6 +44,7 @@ from quorumcast.cell.messages import (
 )
 from quorumcast.core import limits
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Lane, NodeId, Stream, split_digests
+from quorumcast.core.machine import Drop, DropReason, Receive
 from quorumcast.core.message import Displaced, Message
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import Evidence, EvidenceKind, Signed
@@ -256,3 +259,14 @@ def test_stream_lanes_lead_to_one_another() -> None:
 @given(st.lists(st.binary(min_size=DIGEST_SIZE, max_size=DIGEST_SIZE).map(Digest), max_size=5))
 def test_split_digests_of_a_run_are_the_digests(digests: list[Digest]) -> None:
     assert split_digests(b"".join(digests)) == digests
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=kind)
+def test_message_that_a_publisher_expects_is_sorted_out_for_it(message: Message) -> None:
+    """A node that publishes and subscribes sorts messages by `ONLY_FOR_PUBLISHERS`."""
+    cell, got, unexpected = Cell(AB), Receive(B1, message), [Drop(DropReason.UNEXPECTED, B1)]
+    if type(message) in ONLY_FOR_PUBLISHERS:
+        assert cell.publisher().handle(got, 0) != unexpected
+        assert cell.subscriber().handle(got, 0) == unexpected
+    elif type(message) is not Refuse:
+        assert cell.publisher().handle(got, 0) == unexpected

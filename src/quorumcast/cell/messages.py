@@ -189,5 +189,8 @@ CellMessage = (
     | PastQuery | Past | Accusation
 )  # fmt: skip
 
+#: What brokers tell a client only as a publisher. `Refuse` may be about either of its roles.
+ONLY_FOR_PUBLISHERS = frozenset({Ack, Outlived})
+
 #: Everything that the nodes of a cell say to one another.
 CELL_FAMILY = Family("cell", *get_args(CellMessage))

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorumcast.broadcast.application import Deliver, Refused
-from quorumcast.broadcast.messages import Ack
-from quorumcast.cell.messages import CELL_FAMILY, Refuse
+from quorumcast.cell.messages import CELL_FAMILY, ONLY_FOR_PUBLISHERS, Refuse
 from quorumcast.client.arguments import check_seat, check_seated, check_times
 from quorumcast.client.options import (
     NamedSubscriptionOptions,
@@ -258,10 +257,14 @@ class Node:
                 outgoing.driver.receive(peer, opened)
             return
         if outgoing is not None:
-            acks = [item for item in opened if type(item[0]) is Ack or type(item[0]) is Refuse]
-            if acks:
-                outgoing.driver.receive(peer, acks)
-                opened = [item for item in opened if type(item[0]) is not Ack]
+            for_publisher = [
+                item
+                for item in opened
+                if type(item[0]) in ONLY_FOR_PUBLISHERS or type(item[0]) is Refuse
+            ]
+            if for_publisher:
+                outgoing.driver.receive(peer, for_publisher)
+                opened = [item for item in opened if type(item[0]) not in ONLY_FOR_PUBLISHERS]
         if opened:
             incoming.receive(peer, opened)
 

@@ -36,8 +36,9 @@ MakeDriver = Callable[[str, Machine, dict[type, Callable[[Any], None]]], Driver]
 #: Tells which brokers have done something, given the verb and those that have not.
 Account = Callable[[str, Sequence[NodeId] | None], str]
 
-#: Random bits of an incarnation, so that two that begin in one millisecond differ.
-RANDOM_BITS = 10
+#: Random bits of an incarnation: two that begin in the same millisecond, because the clock stands
+#: still across a restart, are the same once in 131,072 times. Times until the year 2248 fit beside.
+RANDOM_BITS = 17
 #: The latest time that fits; incarnations of later times differ by their random bits only.
 _LATEST_MS = (MAX_INCARNATION >> RANDOM_BITS + 1) - 1
 
