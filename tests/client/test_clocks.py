@@ -9,7 +9,7 @@ import pytest
 from tests.runtime.world import run
 
 from quorumcast.client import outgoing
-from quorumcast.client.outgoing import RANDOM_BITS, incarnation_at
+from quorumcast.client.outgoing import BITS_AFTER_MS, incarnation_at
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import LAST_INCARNATION, MAX_INCARNATION, Channel, NodeId, Stream
 from quorumcast.testing import MemoryCell
@@ -115,4 +115,4 @@ def test_incarnation_grows_with_the_clock_and_differs_within_a_millisecond() -> 
     assert incarnation_at(NOW_US + 1000) > incarnation_at(NOW_US)
     for us in (NOW_US, 1 << 62):
         assert len({incarnation_at(us) for _ in range(64)}) > 32
-    assert incarnation_at(NOW_US) >> RANDOM_BITS + 1 == NOW_US // 1000
+    assert incarnation_at(NOW_US) >> BITS_AFTER_MS == NOW_US // 1000

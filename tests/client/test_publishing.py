@@ -43,7 +43,7 @@ class Toy:
         self.number += len(bodies)
         return self.number
 
-    def account(self, channel: Channel, urgent: bool) -> str:
+    def describe_brokers(self, channel: Channel, urgent: bool) -> str:
         return "acknowledged: no broker"
 
     def publisher_closed(self, publisher: Publisher) -> None: ...

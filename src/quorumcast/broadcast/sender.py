@@ -87,10 +87,10 @@ class FanOutSender:
         "_histories",
         "_limits",
         "_most_flying",
+        "_needed",
         "_pending_bytes",
         "_policy",
         "_progress",
-        "_quorum",
         "_runs",
         "_settles",
         "_view",
@@ -111,7 +111,8 @@ class FanOutSender:
         #: What carries the histories of this lane, if there are any.
         self._histories = histories
         self._policy = policy
-        self._quorum = self._acknowledging()
+        #: So many brokers must hold a publication before it counts as acknowledged.
+        self._needed = self._brokers_needed()
         self._limits = policy.limits
         #: Total order settles by positions (`OfferSender`), not by numbers of this stream.
         self._settles = policy.settles and not policy.total
@@ -183,7 +184,7 @@ class FanOutSender:
     @property
     def reach(self) -> int:
         """Every number up to this one was sent to as many brokers as one may wait for."""
-        return reached_by((p.sent for p in self._progress.values()), self._quorum) - 1
+        return reached_by((p.sent for p in self._progress.values()), self._needed) - 1
 
     @property
     def lacking(self) -> list[NodeId]:
@@ -201,12 +202,12 @@ class FanOutSender:
 
     def recount(self) -> list[Effect]:
         """Go on in a new epoch, with its brokers and quorums."""
-        self._quorum = self._acknowledging()
+        self._needed = self._brokers_needed()
         self._progress = {b: self._progress.get(b) or BrokerProgress() for b in self._view.brokers}
         return self._advance()
 
-    def _acknowledging(self) -> int:
-        """So many brokers must have a publication before it counts as acknowledged."""
+    def _brokers_needed(self) -> int:
+        """n-f, unless a protocol needs fewer."""
         return self._view.quorums.responders
 
     def conclude(self) -> list[Effect]:
@@ -329,11 +330,11 @@ class FanOutSender:
         )
 
     def _held_by_enough(self) -> int:
-        acked = reached_by([p.acked for p in self._progress.values()], self._quorum)
+        acked = reached_by([p.acked for p in self._progress.values()], self._needed)
         return max(acked, self._settled_by_enough())
 
     def _settled_by_enough(self) -> int:
-        return reached_by([p.settled for p in self._progress.values()], self._quorum)
+        return reached_by([p.settled for p in self._progress.values()], self._needed)
 
     def _advance(self, *, relieved: bool = True) -> list[Effect]:
         """Say what enough brokers hold; runs may go if it has grown, or what they have settled."""
@@ -356,7 +357,7 @@ class FanOutSender:
         """
         kept = self._limits.publisher_buffer // 2
         done = sorted(map(self._kept, self._progress.values()), reverse=True)
-        enough, everywhere = min(self.acknowledged, done[self._quorum - 1]), done[-1]
+        enough, everywhere = min(self.acknowledged, done[self._needed - 1]), done[-1]
         done_with: list[int] = []
         for first, run in self._runs.items():
             spare = (

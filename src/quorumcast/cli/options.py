@@ -144,8 +144,8 @@ class ClientOptions(IdentityOptions, kw_only=True):
     def too_few(self, channel: str, node: Node) -> UsageError:
         """The error for a channel on which too few brokers answer in time."""
         return UsageError(
-            f"too few brokers answered on {channel!r} within {self.timeout:g} s; {node.account()}; "
-            "see 'quorumcast status'"
+            f"too few brokers answered on {channel!r} within {self.timeout:g} s; "
+            f"{node.describe_brokers()}; see 'quorumcast status'"
         )
 
 

@@ -35,9 +35,9 @@ from quorumcast.broadcast.application import (
 )
 from quorumcast.broadcast.messages import Contents
 from quorumcast.cell.messages import Checkpoint, Positions
-from quorumcast.cell.subscribing import subscriber as agent
 from quorumcast.cell.subscribing.recalling import RecallDue
-from quorumcast.client.outgoing import Account, MakeDriver
+from quorumcast.cell.subscribing.subscriber import Subscriber as SubscriberMachine
+from quorumcast.client.outgoing import DescribeBrokers, MakeDriver
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
@@ -74,15 +74,15 @@ class Incoming:
         on_refused: Callable[[Refused], None],
         on_suspended: Callable[[], None],
         on_undecodable: Callable[[Deliver], None],
-        account: Account,
+        describe_brokers: DescribeBrokers,
     ) -> None:
-        self._machine = agent.Subscriber(manifest, keyring)
+        self._machine = SubscriberMachine(manifest, keyring)
         self._manifest = manifest
         self._me = keyring.identity.name
         self._telemetry = telemetry
         self._on_suspended = on_suspended
         self._on_undecodable = on_undecodable
-        self._account = account
+        self._describe_brokers = describe_brokers
         self._all: list[Subscription] = []
         #: The same by channel; one to a pattern is listed under each of its channels.
         self._subscriptions: dict[Channel, list[Subscription]] = {}
@@ -188,11 +188,11 @@ class Incoming:
         for subscription in self._subscriptions.get(effect.stream.channel, ()):
             subscription.gap(effect)
 
-    def account(self, channel: Channel | None = None) -> str:
+    def describe_brokers(self, channel: Channel | None = None) -> str:
         """Which brokers have reported what they hold of a channel; without one, the connected."""
         if channel is None:
-            return self._account("connected", None)
-        return self._account("answered", self._machine.silent(channel))
+            return self._describe_brokers("connected", None)
+        return self._describe_brokers("answered", self._machine.silent(channel))
 
     def undecodable(self, delivered: Deliver) -> None:
         """Report contents that violate the schema of their channel."""

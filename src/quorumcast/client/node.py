@@ -99,7 +99,7 @@ class Node:
         self._brokers = ConnectedBrokers()
         self._reporter: ReachReporter | None = None
         if on_reach is not None:
-            self._reporter = ReachReporter(manifest.cell, on_reach, self.account)
+            self._reporter = ReachReporter(manifest.cell, on_reach, self.describe_brokers)
         self._failure: Exception | None = None
 
     # ---------------------------------------------------------------- connecting
@@ -147,11 +147,13 @@ class Node:
         """The connected brokers."""
         return list(self._brokers.up)
 
-    def account(self, verb: str = "connected", missing: Sequence[NodeId] | None = None) -> str:
+    def describe_brokers(
+        self, verb: str = "connected", missing: Sequence[NodeId] | None = None
+    ) -> str:
         """Which brokers have done what `verb` says and which are missing, for time-outs."""
         if missing is None:
             missing = [one for one in self.manifest.broker_ids if one not in self._brokers.up]
-        return self._brokers.account(self.manifest, self.links, verb, missing)
+        return self._brokers.describe(self.manifest, self.links, verb, missing)
 
     # ------------------------------------------------------ publishing, subscribing
 
@@ -169,7 +171,7 @@ class Node:
                 self._driver,
                 self._on_publishing_refused,
                 self._now_us,
-                self.account,
+                self.describe_brokers,
             )
         validity_ms = entry.policy.limits.validity_ms
         packer = Packer(
@@ -205,7 +207,7 @@ class Node:
                 on_refused=self._on_subscribing_refused,
                 on_suspended=self._on_suspended,
                 on_undecodable=self._on_undecodable,
-                account=self.account,
+                describe_brokers=self.describe_brokers,
             )
         self._incoming.add(subscription)
         return subscription

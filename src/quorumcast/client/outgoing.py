@@ -19,7 +19,7 @@ from quorumcast.broadcast.application import (
     Renewed,
     Submit,
 )
-from quorumcast.cell.publishing import publisher as agent
+from quorumcast.cell.publishing.publisher import Publisher as PublisherMachine
 from quorumcast.client.packing import Clock
 from quorumcast.client.publishing import Publisher
 from quorumcast.client.resuming import ResumedPublisher
@@ -33,14 +33,17 @@ from quorumcast.runtime.logs import log
 
 #: Creates the driver of a role, with the node's links and telemetry.
 MakeDriver = Callable[[str, Machine, dict[type, Callable[[Any], None]]], Driver]
-#: Tells which brokers have done something, given the verb and those that have not.
-Account = Callable[[str, Sequence[NodeId] | None], str]
+#: Writes which brokers have done something, for time-outs. It takes the verb ("acknowledged") and
+#: the brokers that have not; None stands for those that are not connected.
+DescribeBrokers = Callable[[str, Sequence[NodeId] | None], str]
 
 #: Random bits of an incarnation: two that begin in the same millisecond, because the clock stands
 #: still across a restart, are the same once in 131,072 times. Times until the year 2248 fit beside.
-RANDOM_BITS = 17
+_RANDOM_BITS = 17
+#: Bits after the milliseconds: the random ones, and the one that is set in an urgent stream.
+BITS_AFTER_MS = _RANDOM_BITS + 1
 #: The latest time that fits; incarnations of later times differ by their random bits only.
-_LATEST_MS = (MAX_INCARNATION >> RANDOM_BITS + 1) - 1
+_LATEST_MS = (MAX_INCARNATION >> BITS_AFTER_MS) - 1
 
 
 def incarnation_at(now_us: int) -> int:
@@ -49,11 +52,14 @@ def incarnation_at(now_us: int) -> int:
     It is even; the odd number after it is the incarnation of the urgent stream.
     """
     now_ms = min(max(now_us // 1_000, 0), _LATEST_MS)
-    return (now_ms << RANDOM_BITS | secrets.randbits(RANDOM_BITS)) << 1
+    return now_ms << BITS_AFTER_MS | secrets.randbits(_RANDOM_BITS) << 1
 
 
 class Outgoing:
-    """The publishers of a node, and the machine that serves them."""
+    """The publishers of a node, and the machine that serves them.
+
+    `resumed` is the incarnation of a resumed stream; 0 for the node's own.
+    """
 
     def __init__(
         self,
@@ -62,10 +68,10 @@ class Outgoing:
         make_driver: MakeDriver,
         on_refused: Callable[[Refused], None],
         now_us: Clock,
-        account: Account,
+        describe_brokers: DescribeBrokers,
     ) -> None:
-        self._account = account
-        self._machine = agent.Publisher(manifest, keyring, incarnation_at(now_us()))
+        self._describe_brokers = describe_brokers
+        self._machine = PublisherMachine(manifest, keyring, incarnation_at(now_us()))
         self.driver = make_driver(
             "publisher",
             self._machine,
@@ -86,13 +92,6 @@ class Outgoing:
         self._publishers.setdefault(stream, []).append(publisher)
         self.driver.carry_out(self._machine.open(channel, urgent))
 
-    def adopt(self, manifest: Manifest) -> None:
-        """Adopt a new epoch, in which channels may have more columns."""
-        for stream, present in self._publishers.items():
-            entry = manifest.channel(stream.channel)
-            for publisher in present:
-                publisher.adopt(entry)
-
     def room(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> int:
         """The number of publications that the machine accepts now."""
         return self._machine.room(channel, urgent, resumed)
@@ -104,10 +103,10 @@ class Outgoing:
         self.driver.feed(Submit(channel, bodies, urgent, resumed))
         return self._machine.published(channel, urgent, resumed)
 
-    def account(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> str:
+    def describe_brokers(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> str:
         """Which brokers have acknowledged everything on a channel, and which have not."""
         lacking = self._machine.lacking(channel, urgent, resumed)
-        return self._account("acknowledged", lacking)
+        return self._describe_brokers("acknowledged", lacking)
 
     def publisher_closed(self, publisher: Publisher) -> None:
         """Remove a publisher, and publish the history of its last publications."""
@@ -130,7 +129,7 @@ class Outgoing:
         self.driver.carry_out(self._machine.open(channel, resumed=incarnation))
 
     def conclude(self, publisher: ResumedPublisher) -> None:
-        """Start to confirm that the whole stream is ordered; `concluded` is called then."""
+        """Ask whether the whole stream is ordered; `publisher.concluded` is called once it is."""
         effects = self._machine.conclude(publisher.channel, publisher.resume.incarnation)
         self.driver.carry_out(effects)
 
@@ -139,6 +138,24 @@ class Outgoing:
         channel, incarnation = publisher.channel, publisher.resume.incarnation
         del self._publishers[self._machine.stream(channel, resumed=incarnation)]
         self.driver.carry_out(self._machine.release(channel, incarnation))
+
+    # ------------------------------------------------------------ epochs, failures
+
+    def adopt(self, manifest: Manifest) -> None:
+        """Adopt a new epoch, in which the schemas of channels may have more columns."""
+        for stream, publishers in self._publishers.items():
+            entry = manifest.channel(stream.channel)
+            for publisher in publishers:
+                publisher.adopt(entry)
+
+    def fail(self, error: Exception, channel: Channel | None = None) -> None:
+        """End all publishers, or those of one channel, with an error."""
+        for stream, publishers in self._publishers.items():
+            if channel is None or channel == stream.channel:
+                for publisher in publishers:
+                    publisher.fail(error)
+
+    # --------------------------------------------------------- told by the machine
 
     def _on_concluded(self, effect: Concluded) -> None:
         for publisher in self._publishers.get(effect.stream, ()):
@@ -155,19 +172,13 @@ class Outgoing:
             publisher.acknowledged(effect.upto)
 
     def _on_renewed(self, effect: Renewed) -> None:
+        """Keep the publishers of a stream with the later one that replaces it."""
         if effect.former in self._publishers:
             self._publishers[effect.stream] = self._publishers.pop(effect.former)
         former, stream = effect.former, effect.stream
-        behind_ms = (stream.incarnation - former.incarnation) >> RANDOM_BITS + 1
+        behind_ms = (stream.incarnation - former.incarnation) >> BITS_AFTER_MS
         log.warning(
             f"{former.publisher} has published on {former.channel!r} with a clock that was "
             f"{behind_ms / 1000:,.1f} s ahead of this one: continuing after that incarnation, as "
             f"incarnation {stream.incarnation}; set the clock right"
         )
-
-    def fail(self, error: Exception, channel: Channel | None = None) -> None:
-        """End all publishers, or those of one channel, with an error."""
-        for stream, present in self._publishers.items():
-            if channel is None or channel == stream.channel:
-                for publisher in present:
-                    publisher.fail(error)

@@ -56,7 +56,7 @@ class PublisherHost(Protocol):
     def submit(self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool) -> int:
         """Publish these contents; return the number of the last publication."""
 
-    def account(self, channel: Channel, urgent: bool) -> str:
+    def describe_brokers(self, channel: Channel, urgent: bool) -> str:
         """Which brokers have acknowledged everything, and which have not."""
 
     def publisher_closed(self, publisher: Publisher) -> None:
@@ -228,7 +228,7 @@ class Publisher:
         events = "1 event" if self.pending == 1 else f"{self.pending:,} events"
         return (
             f"{events} on {self.channel!r} not acknowledged within {timeout_s:g} s; "
-            f"{self._host.account(self.channel, self.urgent)}"
+            f"{self._host.describe_brokers(self.channel, self.urgent)}"
         )
 
     # ----------------------------------------------------------------- packing

@@ -61,7 +61,7 @@ class ConnectedBrokers:
             except TimeoutError:
                 continue
 
-    def account(
+    def describe(
         self, manifest: Manifest, links: Links, verb: str, missing: Sequence[NodeId]
     ) -> str:
         """Which brokers have done what `verb` says, and why the missing ones have not."""
@@ -97,12 +97,14 @@ class ReachReporter:
     Each loss and each return is told once, as a sentence.
     """
 
-    __slots__ = ("_account", "_cell", "_tell", "_timer", "_told", "_was_connected")
+    __slots__ = ("_cell", "_describe_brokers", "_tell", "_timer", "_told", "_was_connected")
 
-    def __init__(self, cell: str, tell: Callable[[str], None], account: Callable[[], str]) -> None:
+    def __init__(
+        self, cell: str, tell: Callable[[str], None], describe_brokers: Callable[[], str]
+    ) -> None:
         self._cell = cell
         self._tell = tell
-        self._account = account
+        self._describe_brokers = describe_brokers
         #: Whether enough brokers were connected at some time.
         self._was_connected = False
         #: Whether the present loss was told.
@@ -121,12 +123,12 @@ class ReachReporter:
         self._was_connected = True
         if self._told:
             self._told = False
-            self._tell(f"cell {self._cell!r} {back}; {self._account()}")
+            self._tell(f"cell {self._cell!r} {back}; {self._describe_brokers()}")
 
     def _tell_loss(self) -> None:
         self._timer, self._told = None, True
         what = "is lost" if self._was_connected else "cannot be reached yet (is it running?)"
-        self._tell(f"cell {self._cell!r} {what}; {self._account()}; trying again")
+        self._tell(f"cell {self._cell!r} {what}; {self._describe_brokers()}; trying again")
 
     def stop(self) -> None:
         """Tell no loss that has not been told."""

@@ -59,11 +59,11 @@ class ResumedStreams(Protocol):
     ) -> int:
         """Publish these contents; return the number of the last publication."""
 
-    def account(self, channel: Channel, urgent: bool, resumed: int) -> str:
+    def describe_brokers(self, channel: Channel, urgent: bool, resumed: int) -> str:
         """Which brokers have acknowledged everything, and which have not."""
 
     def conclude(self, publisher: ResumedPublisher) -> None:
-        """Start to confirm that the whole stream is ordered; calls `concluded` then."""
+        """Ask whether the whole stream is ordered; `publisher.concluded` is called once it is."""
 
     def release(self, publisher: ResumedPublisher) -> None:
         """Remove the publisher."""
@@ -82,8 +82,8 @@ class _ResumedHost:
     def submit(self, channel: Channel, bodies: tuple[bytes, ...], urgent: bool) -> int:
         return self._node.submit(channel, bodies, urgent, self._resumed)
 
-    def account(self, channel: Channel, urgent: bool) -> str:
-        return self._node.account(channel, urgent, self._resumed)
+    def describe_brokers(self, channel: Channel, urgent: bool) -> str:
+        return self._node.describe_brokers(channel, urgent, self._resumed)
 
     def publisher_closed(self, publisher: Publisher) -> None:
         if isinstance(publisher, ResumedPublisher):
@@ -141,9 +141,10 @@ class ResumedPublisher(Publisher):
                 async with asyncio.timeout(self._timeout_s):
                     await self._ending
             except TimeoutError:
+                brokers = self._host.describe_brokers(self.channel, False)
                 raise TimeoutError(
                     f"the order of {self.resume.name!r} on {self.channel!r} was not confirmed "
-                    f"within {self._timeout_s:g} s; {self._host.account(self.channel, False)}"
+                    f"within {self._timeout_s:g} s; {brokers}"
                 ) from None
             self._concluded = True
         finally:

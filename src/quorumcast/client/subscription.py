@@ -53,7 +53,7 @@ class SubscriptionHost(Protocol):
     def subscription_closed(self, subscription: Subscription) -> None:
         """Remove a subscription that is closed."""
 
-    def account(self, channel: Channel | None = None) -> str:
+    def describe_brokers(self, channel: Channel | None = None) -> str:
         """Which brokers have reported what they hold of a channel; without one, the connected."""
 
     def undecodable(self, delivered: application.Deliver) -> None:
@@ -446,12 +446,13 @@ class Subscription:
             pending = next((one for one, done in self._channels.items() if not done), self.channel)
             raise TimeoutError(
                 f"the subscription to {pending!r} was not established within {timeout_s:g} s; "
-                f"{self._host.account(pending)}"
+                f"{self._host.describe_brokers(pending)}"
             ) from None
 
     def overdue(self, timeout_s: float) -> str:
         """The text of a time-out: nothing came, and which brokers are connected."""
-        return f"nothing came on {self.channel!r} within {timeout_s:g} s; {self._host.account()}"
+        brokers = self._host.describe_brokers()
+        return f"nothing came on {self.channel!r} within {timeout_s:g} s; {brokers}"
 
     def close(self) -> None:
         """Leave the channels and drop the queue."""

@@ -311,7 +311,7 @@ class SyncNamedSubscription(ClosesOnExit):
         item = self._thread.run(
             self._subscription.next(),
             timeout_s,
-            lambda late_s: f"no delivery within {late_s:g} s; {self._node.account()}",
+            lambda late_s: f"no delivery within {late_s:g} s; {self._node.describe_brokers()}",
         )
         if isinstance(item, Gap):
             raise GapError(item)
@@ -330,7 +330,9 @@ class SyncNamedSubscription(ClosesOnExit):
         self._thread.run(
             self._subscription.flush(),
             timeout_s,
-            lambda late_s: f"acknowledgements not ordered in {late_s:g} s; {self._node.account()}",
+            lambda late_s: (
+                f"acknowledgements not ordered in {late_s:g} s; {self._node.describe_brokers()}"
+            ),
         )
 
     def close(self) -> None:

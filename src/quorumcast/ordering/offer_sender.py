@@ -1,5 +1,8 @@
 """The publisher's side of total order: labelled, signed offers to every broker.
 
+The label names stream and number. It precedes the contents, and the digests that are signed and
+ordered cover it (`core.labels`).
+
 An offer is acknowledged once f+1 brokers (crash: one) say that it has been ordered: one of them is
 correct, so a quorum accepted it, and on a durable channel has it on disk.
 """
@@ -22,22 +25,23 @@ from quorumcast.ordering.state import chained, extent_root
 
 
 class OfferSender(FanOutSender):
-    """Every run to every broker, to be ordered."""
+    """Offers every run to every broker."""
 
     __slots__ = ()
 
-    def _acknowledging(self) -> int:
+    def _brokers_needed(self) -> int:
         return self._view.quorums.of_log(self._policy.protection).believe
-
-    def contents(self) -> Bodies:
-        found = [unlabel(body) for body in super().contents()]
-        return tuple([labelled[1] for labelled in found if labelled is not None])
 
     def submit(self, bodies: Bodies) -> tuple[bytes, list[Effect]]:
         labelled = [
             label(self.stream, number) + body for number, body in enumerate(bodies, self.next)
         ]
         return super().submit(tuple(labelled))
+
+    def contents(self) -> Bodies:
+        """What was submitted and can still be repeated, without labels."""
+        pairs = [unlabel(body) for body in super().contents()]
+        return tuple([pair[1] for pair in pairs if pair is not None])
 
     def _seal(self, first: int, digests: bytes) -> bytes:
         if self._policy.crash_only:
@@ -62,8 +66,8 @@ class ResumedSender(OfferSender):
     Nothing is sent before n-f brokers have answered. Otherwise a broker that lags or lies could
     have the next number ordered before f+1 others report that earlier numbers had other contents.
 
-    Every publication is a run of its own, because runs are never cut anew and two lives differ in
-    how much waits at a time.
+    Every publication is a run of its own (`PublishedStream` sees to it), because runs are never cut
+    anew and two lives differ in how much waits at a time.
     """
 
     __slots__ = ("_acks", "_chains", "_concluding", "_ended", "_ordered")
@@ -72,7 +76,7 @@ class ResumedSender(OfferSender):
         super().__init__(stream, view, policy)
         #: Up to this number earlier lives had it ordered; None until n-f brokers have answered.
         self._ordered: int | None = None
-        #: What stands for everything up to a number; from the last acknowledged run on.
+        #: The hash chain of everything up to a number, from the last acknowledged run on.
         self._chains = {0: b""}
         #: The last Ack of each broker.
         self._acks: dict[NodeId, Ack] = {}
@@ -84,24 +88,26 @@ class ResumedSender(OfferSender):
     def conclude(self) -> list[Effect]:
         """Everything has been submitted: tell the application when all of it is ordered."""
         self._concluding = True
-        return self._judge()
+        return self._maybe_end()
 
     def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
         self._acks[broker] = ack
         effects: list[Effect] = []
-        if self._denies(ack) is None:  # a broker that denies is neither counted nor served
+        if self._denied_number(ack) is None:  # a broker that denies is neither counted nor served
             effects += super().on_ack(broker, ack)
-        effects += self._judge()
+        effects += self._maybe_end()
         if self._ordered is None and len(self._current_acks()) >= self._view.quorums.responders:
-            self._ordered = reached_by((ack.upto for ack in self._current_acks()), self._quorum)
+            self._ordered = reached_by((ack.upto for ack in self._current_acks()), self._needed)
             for other, progress in self._progress.items():
                 if progress.connected and progress.credit:
                     effects += self._pump(other, progress, len(self._runs))
         return effects
 
-    def _current_acks(self) -> list[Ack]:
-        """The last Acks of brokers that are in the cell now."""
-        return [ack for broker, ack in self._acks.items() if broker in self._progress]
+    # ----------------------------------------------------------------- sending
+
+    @property
+    def _may_send(self) -> bool:
+        return self._ordered is not None and not self._ended
 
     def _send_new(self, run: PendingRun) -> list[Effect]:
         self._chains[run.last] = chained(self._chains[run.first - 1], extent_root(run.digests))
@@ -110,19 +116,15 @@ class ResumedSender(OfferSender):
             if progress is not None and ack.upto >= run.last:
                 # It has been ordered; the chain in the broker's Ack shows with which contents.
                 progress.acked = max(progress.acked, run.last)
-        self._pass_over()  # before `_advance` forgets runs that every broker has acknowledged
-        effects = [*self._advance(), *self._judge()]
+        self._skip_ordered()  # it looks at runs that `_advance` may forget
+        effects = [*self._advance(), *self._maybe_end()]
         return [*effects, *super()._send_new(run)] if self._may_send else effects
 
     def _pump(self, broker: NodeId, progress: BrokerProgress, burst: int) -> list[Effect]:
-        self._pass_over()
+        self._skip_ordered()
         return super()._pump(broker, progress, burst) if self._may_send else []
 
-    @property
-    def _may_send(self) -> bool:
-        return self._ordered is not None and not self._ended
-
-    def _pass_over(self) -> None:
+    def _skip_ordered(self) -> None:
         """Send nobody what earlier lives had ordered: a broker that lacks it asks the others."""
         for progress in self._progress.values():
             upto = max(self._ordered or 0, progress.acked)
@@ -135,28 +137,38 @@ class ResumedSender(OfferSender):
         for number in [number for number in self._chains if number < kept]:
             del self._chains[number]
 
-    def _denies(self, ack: Ack) -> int | None:
-        """The number about which a broker says otherwise; 0: the stream is over; None: nowhere."""
+    # -------------------------------------------------------- what brokers say
+
+    def _maybe_end(self) -> list[Effect]:
+        """End if enough brokers deny what is submitted, or confirm all of it."""
+        if self._ended:
+            return []
+        acks = self._current_acks()
+        denied = sorted(number for ack in acks if (number := self._denied_number(ack)) is not None)
+        if len(denied) >= self._needed:
+            self._ended = True
+            # One of the `_needed` lowest is a correct broker's. A chain that differs at its number
+            # differs at all later ones.
+            return [Contradicted(self.stream, denied[self._needed - 1])]
+        last = self.next - 1
+        agreed = [ack for ack in acks if ack.upto == last and ack.chain == self._chains[last]]
+        if self._concluding and len(agreed) >= self._needed:
+            self._ended = True
+            return [Concluded(self.stream)]
+        return []
+
+    def _current_acks(self) -> list[Ack]:
+        """The last Acks of brokers that are in the cell now."""
+        return [ack for broker, ack in self._acks.items() if broker in self._progress]
+
+    def _denied_number(self, ack: Ack) -> int | None:
+        """The number at which a broker has ordered something else; None if it reports no such one.
+
+        0 if it has closed the stream, because a later epoch has begun: it gives no credit then.
+        """
         if not ack.credit:
             return 0
         if ack.upto >= self.next:
             return self.next if self._concluding else None
         known = self._chains.get(ack.upto)
         return None if known is None or known == ack.chain else ack.upto
-
-    def _judge(self) -> list[Effect]:
-        """Whether enough brokers deny what is submitted, or confirm all of it."""
-        if self._ended:
-            return []
-        acks = self._current_acks()
-        denied = sorted(number for ack in acks if (number := self._denies(ack)) is not None)
-        if len(denied) >= self._quorum:
-            self._ended = True
-            # The lowest may be a liar's; of the `_quorum` lowest one is a correct broker's.
-            return [Contradicted(self.stream, denied[self._quorum - 1])]
-        last = self.next - 1
-        agreed = [ack for ack in acks if ack.upto == last and ack.chain == self._chains[last]]
-        if self._concluding and len(agreed) >= self._quorum:
-            self._ended = True
-            return [Concluded(self.stream)]
-        return []

@@ -4,7 +4,8 @@ It sees only the events and effects of the machine, so it runs beside any machin
 and in a process. It notes
 
 - messages that were due and came late or never (`turnout`, `inquiries`, `sources`),
-- numbers that decrease within a session (`sequences`) or that no other node is near (`claims`),
+- messages that do not fit earlier ones of the session (`sequences`),
+- numbers that no other node is near (`claims`),
 - messages that contradict each other or a decision (`run_votes`, `ordering_watch`, `standings`),
 - what the machine itself suspects or drops.
 
