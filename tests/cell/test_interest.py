@@ -326,6 +326,19 @@ def test_interest_broker_that_lost_its_past_and_a_liar_hide_nothing_that_two_oth
     assert (said, made.acceptors[stream].next) == (([], 1) if doubts else ([], 50))
 
 
+@pytest.mark.parametrize("policy", ["ab+history", "total"])
+def test_interest_reader_hears_of_what_is_acknowledged_though_a_broker_denies_it(
+    policy: str,
+) -> None:
+    """B1, B2 and B3 have acknowledged 59; B1 denies it, and B4 is late."""
+    made = interest(Policy.named(policy), start=0)
+    stream = total_order(ORDERS) if made.entry.policy.total else STREAM
+    for broker, next_ in ((B1, 1), (B2, 60), (B4, 50)):
+        assert say(made, broker, next_, 1, stream) == (False, [])
+    assert say(made, B3, 60, 1, stream) == (True, [])
+    assert made.ends == {stream: 60}
+
+
 def test_interest_who_wants_what_all_hold_waits_for_nobody() -> None:
     made = interest(Policy.named("total"), start=55)
     stream = total_order(ORDERS)

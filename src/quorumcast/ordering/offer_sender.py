@@ -3,8 +3,9 @@
 The label names stream and number. It precedes the contents, and the digests that are signed and
 ordered cover it (`core.labels`).
 
-An offer is acknowledged once f+1 brokers (crash: one) say that it has been ordered: one of them is
-correct, so a quorum accepted it, and on a durable channel has it on disk.
+An offer is acknowledged once n-f brokers say that it has been ordered. One of them is correct, so a
+quorum accepted it, and on a durable channel has it on disk. That would hold with f+1 as well; but
+of n-f a reader that asks n-f brokers hears, and so reads what was acknowledged before it began.
 """
 
 from __future__ import annotations
@@ -28,9 +29,6 @@ class OfferSender(FanOutSender):
     """Offers every run to every broker."""
 
     __slots__ = ()
-
-    def _brokers_needed(self) -> int:
-        return self._view.quorums.of_log(self._policy.protection).believe
 
     def submit(self, bodies: Bodies) -> tuple[bytes, list[Effect]]:
         labelled = [
@@ -60,8 +58,8 @@ class ResumedSender(OfferSender):
     not sent again; at the number that a broker names, its chain is compared with ours.
 
     Only f+1 brokers (crash: one) are believed. If so many report another chain, or a later epoch
-    of the stream, the publisher gives the stream up. If so many report the same chain at its end,
-    the stream is concluded: one of them is correct, so exactly this was ordered, once.
+    of the stream, the publisher gives the stream up. If n-f report the same chain at its end, the
+    stream is concluded: exactly this was ordered, once.
 
     Nothing is sent before n-f brokers have answered. Otherwise a broker that lags or lies could
     have the next number ordered before f+1 others report that earlier numbers had other contents.
@@ -97,7 +95,7 @@ class ResumedSender(OfferSender):
             effects += super().on_ack(broker, ack)
         effects += self._maybe_end()
         if self._ordered is None and len(self._current_acks()) >= self._view.quorums.responders:
-            self._ordered = reached_by((ack.upto for ack in self._current_acks()), self._needed)
+            self._ordered = reached_by((ack.upto for ack in self._current_acks()), self._believed)
             for other, progress in self._progress.items():
                 if progress.connected and progress.credit:
                     effects += self._pump(other, progress, len(self._runs))
@@ -145,17 +143,22 @@ class ResumedSender(OfferSender):
             return []
         acks = self._current_acks()
         denied = sorted(number for ack in acks if (number := self._denied_number(ack)) is not None)
-        if len(denied) >= self._needed:
+        if len(denied) >= self._believed:
             self._ended = True
-            # One of the `_needed` lowest is a correct broker's. A chain that differs at its number
-            # differs at all later ones.
-            return [Contradicted(self.stream, denied[self._needed - 1])]
+            # One of the `_believed` lowest is a correct broker's. A chain that differs at its
+            # number differs at all later ones.
+            return [Contradicted(self.stream, denied[self._believed - 1])]
         last = self.next - 1
         agreed = [ack for ack in acks if ack.upto == last and ack.chain == self._chains[last]]
         if self._concluding and len(agreed) >= self._needed:
             self._ended = True
             return [Concluded(self.stream)]
         return []
+
+    @property
+    def _believed(self) -> int:
+        """So many brokers that say the same are believed."""
+        return self._view.quorums.of_log(self._policy.protection).believe
 
     def _current_acks(self) -> list[Ack]:
         """The last Acks of brokers that are in the cell now."""

@@ -96,14 +96,15 @@ class Reports:
         )
 
     def doubtful(self, start: int) -> bool:
-        """Whether numbers from `start` on may be held, although too few brokers report that yet.
+        """Whether more may be held from `start` on than enough brokers report yet.
 
-        Some lie about their oldest, or have lost it; brokers that have not reported can tell.
+        Some lie, have lost it or are late; brokers that have not reported can tell.
         """
         streams = {stream for held in self._held.values() for stream in held}
         return any(
             max(start, self._possible(stream)) < self.agreed(stream)
             or self._disputed(stream)
+            or self._may_be_longer(stream)
             or (not start and self._open(stream))
             for stream in streams
         )
@@ -119,6 +120,17 @@ class Reports:
         bases = [position.base for position in self._of(stream)]
         silent = len(self._view.brokers) - len(self._held)
         return silent > 0 and self._believed(bases) < _rank(bases, self.enough)
+
+    def _may_be_longer(self, stream: Stream) -> bool:
+        """Whether brokers that have not reported can raise the end.
+
+        Of n-f that acknowledged a publication, f may deny it and f others not have reported. A
+        reader that begins now would end before it.
+        """
+        end = self.end(stream)
+        ahead = sum(position.next > end for position in self._of(stream))
+        silent = len(self._view.brokers) - len(self._held)
+        return 0 < ahead < self.enough <= ahead + silent
 
     def _believed(self, numbers: list[int]) -> int:
         """One of the numbers that brokers named, which f liars cannot push above the true ones.

@@ -27,7 +27,6 @@ from quorumcast.core.ids import (
 from quorumcast.core.labels import label, unlabel
 from quorumcast.core.machine import Accuse, Send
 from quorumcast.core.message import Message
-from quorumcast.core.quorum import OrderQuorums
 from quorumcast.core.statements import (
     Basis,
     Evidence,
@@ -392,10 +391,6 @@ class Acknowledgement(EffectChecker):
         waited_for = quorums.responders
         if channel.policy.chained:
             waited_for = min(waited_for, quorums.chain_length)
-        elif channel.policy.total:
-            # A decided publication is safe already; the publisher needs enough reports of that.
-            byzantine = not channel.policy.crash_only
-            waited_for = OrderQuorums(quorums.n, quorums.f, byzantine).believe
         return waited_for - quorums.f
 
 
