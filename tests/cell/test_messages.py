@@ -43,7 +43,16 @@ from quorumcast.cell.messages import (
     Vote,
 )
 from quorumcast.core import limits
-from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Lane, NodeId, Stream, split_digests
+from quorumcast.core.ids import (
+    DIGEST_SIZE,
+    Channel,
+    Digest,
+    Lane,
+    Millis,
+    NodeId,
+    Stream,
+    split_digests,
+)
 from quorumcast.core.machine import Drop, DropReason, Receive
 from quorumcast.core.message import Displaced, Message
 from quorumcast.core.quorum import Protection
@@ -266,7 +275,7 @@ def test_message_that_a_publisher_expects_is_sorted_out_for_it(message: Message)
     """A node that publishes and subscribes sorts messages by `ONLY_FOR_PUBLISHERS`."""
     cell, got, unexpected = Cell(AB), Receive(B1, message), [Drop(DropReason.UNEXPECTED, B1)]
     if type(message) in ONLY_FOR_PUBLISHERS:
-        assert cell.publisher().handle(got, 0) != unexpected
-        assert cell.subscriber().handle(got, 0) == unexpected
+        assert cell.publisher().handle(got, Millis(0)) != unexpected
+        assert cell.subscriber().handle(got, Millis(0)) == unexpected
     elif type(message) is not Refuse:
-        assert cell.publisher().handle(got, 0) == unexpected
+        assert cell.publisher().handle(got, Millis(0)) == unexpected

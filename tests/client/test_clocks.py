@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 
 import pytest
 from tests.runtime.world import run
@@ -87,7 +88,7 @@ def test_publisher_whose_clock_stands_still_has_a_new_stream_after_each_start(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draws = itertools.count(6_000, -1_000)  # each incarnation seems earlier than the one before
-    monkeypatch.setattr(outgoing.secrets, "randbits", lambda bits: next(draws) % (1 << bits))
+    monkeypatch.setattr(secrets, "randbits", lambda bits: next(draws) % (1 << bits))
     assert lives(policy, *[0] * 6) == [b"life %d" % number for number in range(6)]
 
 
