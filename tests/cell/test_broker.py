@@ -704,20 +704,20 @@ def test_journal_waits_for_a_longer_record_that_cannot_be_extended_from_the_ledg
     journal, ledger = Journal(), Ledger(Limits())
     longer = Attested(STREAM, 1, digests(b"a", b"b"))
     shorter = Attested(STREAM, 1, digests(b"a"))
-    assert journal.whole(longer, ledger) == longer
-    assert journal.whole(shorter, ledger) == longer
+    assert journal.extended(longer, ledger) == longer
+    assert journal.extended(shorter, ledger) == longer
     journal.synced(longer)
-    assert journal.whole(shorter, ledger) is None
+    assert journal.extended(shorter, ledger) is None
 
 
 def test_journal_replaces_no_record_by_a_shorter_one_that_is_partly_released() -> None:
     """A broker signs a segment again of which it no longer retains everything."""
     journal, ledger = Journal(), Ledger(Limits())
     signed = Attested(STREAM, 1, digests(b"a", b"b", b"c", b"d"))
-    assert journal.whole(signed, ledger) == signed
+    assert journal.extended(signed, ledger) == signed
     journal.synced(signed)
     assert journal.release(STREAM, 4, longest=4) == []
-    assert journal.whole(Attested(STREAM, 1, b""), ledger) is None
+    assert journal.extended(Attested(STREAM, 1, b""), ledger) is None
     forgotten = journal.release(STREAM, 6, longest=4)
     assert Forget(Attested, str(STREAM), 2) in forgotten
     assert journal.addresses == 0

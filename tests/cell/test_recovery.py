@@ -493,7 +493,7 @@ def test_broker_takes_what_the_cell_has_settled_otherwise_than_its_journal_says(
     again = Journal()
     again.remember(said)
     again.remember(record)
-    assert again.of(STREAM, 2, 1) == [digests(b"p2")]
+    assert again.digests(STREAM, 2, 1) == [digests(b"p2")]
 
 
 def test_broker_alone_in_its_cell_whose_own_word_is_enough_expects_nothing_of_others() -> None:

@@ -13,9 +13,10 @@ that a delivered history names. Beyond 2α publications since the last delivered
 takes no fast ones (Freeman's BLOCKED; its credit says so). Two different histories with one index,
 both signed, are evidence against their publisher.
 
-Why a broker may correct itself to a delivered history: a history with digest d was echoed by f+1
-correct brokers that forwarded d or nothing else, so at most f others forwarded d', too few for any
-subscriber to have accepted d'.
+Why a broker may correct itself to a delivered history: let q be the quorum of echoes and of votes.
+At least q-f correct brokers echoed d, held it then, and never vote for d'. So d' gets at most
+n-(q-f) votes, fewer than q: no subscriber has accepted it. On a chain the same follows from n-f
+echoes (`Quorums.echo_over_chain`).
 
 Source: Freeman §5.8, §6.2; Jehl-Meling §3.1. Ours: digests instead of the publications themselves
 (bodies are pulled), a number space of its own instead of negative numbers, and a history for the
@@ -31,7 +32,7 @@ from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch, droppe
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Open, Publish, Pull
 from quorumcast.broadcast.signed_history import (
     REMEMBERED,
-    Known,
+    Covered,
     Seen,
     end_of,
     is_ours,
@@ -77,11 +78,11 @@ class History(Carrier):
     __slots__ = (
         "_asked",
         "_bracha",
+        "_covered",
         "_ends",
         "_fast",
         "_fetching",
         "_floor",
-        "_known",
         "_learned",
         "_moves",
         "_put_off",
@@ -96,22 +97,24 @@ class History(Carrier):
         self.ledger.wait_for_settling()
         #: Histories not echoed yet because publications are lacking, by index; at most WAITING.
         self._waiting: dict[int, tuple[Receive, HistoryStatement]] = {}
-        #: Digests from delivered histories that the ledger lacks or contradicts.
+        #: Digests that the ledger lacks or contradicts, from histories that will be delivered.
         self._learned: dict[int, Digest] = {}
         #: The last number of each history heard of, by index; at most REMEMBERED.
         self._ends: dict[int, int] = {}
         #: The first signed history seen per index; at most REMEMBERED.
         self._seen = Seen(stream)
-        #: What was settled stays so, although the history lane is opened further on; and nothing
-        #: before the number where this broker came in can be settled here.
+        #: Nothing up to this number has to be settled any more: it was, and stays so when the
+        #: history lane skips histories, or it lies before the number where this broker began.
         self._floor = 0
-        self._known = Known()
-        #: Peers asked so far for what is lacking; the next question goes to the next one.
+        #: The numbers that histories cover without a gap.
+        self._covered = Covered()
+        #: Requests for what is lacking so far; the next one goes to the next peer.
         self._asked = 0
-        #: Whether HistoryFetch is set, whether the fast path has brought something since then, and
-        #: how often in a row fetching was put off for that.
+        #: Whether HistoryFetch is set.
         self._fetching = False
+        #: Whether the fast path has brought something since then.
         self._moves = False
+        #: How often in a row fetching was put off for that.
         self._put_off = 0
 
     @property
@@ -137,7 +140,7 @@ class History(Carrier):
 
     @property
     def final_from(self) -> int:
-        return max(self.ledger.base, self._known.first)
+        return max(self.ledger.base, self._covered.first)
 
     @property
     def spare(self) -> int:
@@ -165,7 +168,7 @@ class History(Carrier):
     def begin_at(self, number: int, history: int = 1) -> None:
         self.ledger.begin_at(number)
         self._raise_floor(number - 1)
-        self._known.begin(number)
+        self._covered.begin(number)
         self._bracha.begin_at(history)
 
     def resume(self, number: int) -> None:
@@ -173,7 +176,7 @@ class History(Carrier):
         if number > min(self.ledger.next, self.settled + 1):
             self.ledger.skip_to(number)
             self._raise_floor(number - 1)
-            self._known.begin(number)
+            self._covered.begin(number)
             self._forget_gone()
 
     def give_up(self) -> None:
@@ -182,36 +185,14 @@ class History(Carrier):
         self._learned.clear()
         self._bracha.give_up()
 
-    def _raise_floor(self, number: int) -> None:
-        """Nothing up to a number is waited for any longer."""
-        self._floor = max(self._floor, number)
-        self.ledger.settle(self._floor)
-
     def recover(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
-        """Write what others have settled, after what is held, or right before what is settled here.
-
-        It may hold some of the latter by the fast path already, and perhaps not what was settled.
-        """
+        """Write what others have settled: after what is held, or right before `final_from`."""
         if first == self.ledger.next:
             self.ledger.extend(digests, bodies)
             self.ledger.settle(self.ledger.next - 1)
             self._forget_learned(range(first, self.ledger.next))
             return True
-        if first + len(digests) != self.final_from:
-            return False
-        lacked = max(0, self.ledger.base - first)
-        for number, digest, body in zip(
-            range(first + lacked, self.final_from), digests[lacked:], bodies[lacked:], strict=True
-        ):
-            if self.ledger.digest(number) != digest:
-                self.ledger.correct(number, digest, body)
-        self._known.upto = max(self._known.upto, self.final_from - 1)
-        if lacked and not self.ledger.prepend(digests[:lacked], bodies[:lacked]):
-            self._known.first = self.ledger.base
-            return False
-        self._known.first = first
-        self._forget_learned(range(first, first + len(digests)))
-        return True
+        return first + len(digests) == self.final_from and self._prepend(first, digests, bodies)
 
     def recover_histories(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
         """Write histories that others delivered, and learn what they name."""
@@ -219,8 +200,8 @@ class History(Carrier):
         if not self._bracha.recover(first, digests, bodies):
             return False
         if after:
-            for index, digest in enumerate(digests, first):
-                self._learn(Vouch(self.stream.history, index, digest))
+            for index in range(first, first + len(digests)):
+                self._learn(index)
             self._raise_floor(self.settled)
         return True
 
@@ -238,7 +219,27 @@ class History(Carrier):
         }
 
     def recount(self) -> list[Effect]:
-        return self._note_vouches(self._bracha.recount())
+        return self._learn_ready(self._bracha.recount())
+
+    def _prepend(self, first: int, digests: list[Digest], bodies: Bodies) -> bool:
+        """Write what lies right before `final_from`; False if not all of it may be retained.
+
+        The ledger may hold the last of these numbers by the fast path, and perhaps with contents
+        that were not settled.
+        """
+        lacked = max(0, self.ledger.base - first)
+        for number, digest, body in zip(
+            range(first + lacked, self.final_from), digests[lacked:], bodies[lacked:], strict=True
+        ):
+            if self.ledger.digest(number) != digest:
+                self.ledger.correct(number, digest, body)
+        self._covered.upto = max(self._covered.upto, self.final_from - 1)
+        if lacked and not self.ledger.prepend(digests[:lacked], bodies[:lacked]):
+            self._covered.first = self.ledger.base
+            return False
+        self._covered.first = first
+        self._forget_learned(range(first, first + len(digests)))
+        return True
 
     def _on_message(self, event: Receive, now: Millis) -> list[Effect]:
         message = event.message
@@ -301,13 +302,14 @@ class History(Carrier):
                 ]
                 break
             if number == self.ledger.next:
-                taken = True
                 self.ledger.append(digest, body)
             elif self._learned.get(number) == digest:
-                taken = True
                 # Only what the cell has settled overrules what this broker vouched for; a history
                 # that merely waits is no more than its publisher's claim.
                 self.ledger.correct(number, digest, body)
+            else:
+                continue
+            taken = True
         self._forget_learned(range(run.first, run.first + len(event.bodies)))
         fetched = self.ledger.digests(before, self.ledger.next - before)
         if fetched and not self._policy.chained:
@@ -407,30 +409,37 @@ class History(Carrier):
         return effects
 
     def _through_bracha(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:
-        return self._note_vouches(self._bracha.handle(event, now))
+        return self._learn_ready(self._bracha.handle(event, now))
 
-    def _note_vouches(self, effects: list[Effect]) -> list[Effect]:
-        for vouch in [effect for effect in effects if isinstance(effect, Vouch)]:
-            self._learn(vouch)
+    def _raise_floor(self, number: int) -> None:
+        """Nothing up to a number has to be settled any more."""
+        self._floor = max(self._floor, number)
+        self.ledger.settle(self._floor)
+
+    def _learn_ready(self, effects: list[Effect]) -> list[Effect]:
+        """Learn the histories for which Bracha becomes ready here, and pass its effects on."""
+        for effect in effects:
+            if isinstance(effect, Vouch):
+                self._learn(effect.first)
         self._raise_floor(self.settled)
         return effects
 
-    def _learn(self, vouch: Vouch) -> None:
+    def _learn(self, index: int) -> None:
         """A history will be delivered: note what it names and this broker has not got."""
-        held = self._bracha.ledger.read(vouch.first, 1, 1)
+        held = self._bracha.ledger.read(index, 1, 1)
         found = None if held is None else read_history(held.bodies[0], self.stream)
         if found is None:
             return
         signed, statement = found
         self._seen.add(signed, statement)
-        self._known.learn(statement)
+        self._covered.add(statement)
         self._ends[statement.index] = end_of(statement)
         while len(self._ends) > REMEMBERED:
             del self._ends[min(self._ends)]
-        unheld = end_of(statement) - self.ledger.quota.most
-        if self.ledger.next <= unheld:
-            # Nobody holds what lies before any longer; waiting for it would be for ever.
-            self.ledger.skip_to(unheld + 1)
+        expired = end_of(statement) - self.ledger.quota.most
+        if self.ledger.next <= expired:
+            # Nobody holds what lies up to there any longer; waiting for it would be for ever.
+            self.ledger.skip_to(expired + 1)
             self._forget_gone()
         if end_of(statement) < self.ledger.next and self._agrees(statement):
             return  # the usual case
@@ -454,6 +463,7 @@ class History(Carrier):
         return min(self._learned, default=self.ledger.next) < self.ledger.next
 
     def _wanted(self) -> dict[int, Digest]:
+        """The digests that histories name: those that wait, overruled by those that do not."""
         wanted: dict[int, Digest] = {}
         for index in sorted(self._waiting):
             statement = self._waiting[index][1]
@@ -462,6 +472,7 @@ class History(Carrier):
         return wanted
 
     def _fetch(self) -> list[Effect]:
+        """Ask the next peer for what is lacking, and forget what is not lacking any longer."""
         wanted, ledger = self._wanted(), self.ledger
         lacking = {n for n, d in wanted.items() if n >= ledger.base and ledger.digest(n) != d}
         self._learned = {n: d for n, d in self._learned.items() if n in lacking}
@@ -475,25 +486,27 @@ class History(Carrier):
         return [Send((peer,), Pull(self.stream, first, count))]
 
     def _forget_learned(self, numbers: range) -> None:
-        """Some of these may have come; a look at all that is lacking would cost too much."""
+        """Forget which of these are here by now; a look at all that is lacking costs too much."""
         for number in numbers if self._learned else ():
             if number in self._learned and self.ledger.digest(number) == self._learned[number]:
                 del self._learned[number]
         self._forget_gone()
 
     def _forget_gone(self) -> None:
-        """What this broker has dropped is not lacking; histories are learned in their order."""
-        for number in [*takewhile(self.ledger.base.__gt__, self._learned)]:
+        """Forget what lies before the ledger: this broker has dropped it, and does not lack it."""
+        base = self.ledger.base
+        # Histories are learned in their order, so the lowest numbers come first.
+        for number in [*takewhile(lambda number: number < base, self._learned)]:
             del self._learned[number]
 
     # ------------------------------------------------------------- evidence
 
     def _compare(self, event: Receive, echo: Echo) -> list[Effect]:
         """A peer echoes another history than the one we saw: ask to see it."""
-        mine = self._seen.body(echo.first)
-        if mine is None or event.sender == self._view.me:
+        seen = self._seen.body(echo.first)
+        if seen is None or event.sender == self._view.me:
             return []
-        digest = self._view.hash(mine)
+        digest = self._view.hash(seen)
         if root(echo.first, digest) == echo.run:
             return []
         return [Send((event.sender,), Pull(self.stream.history, echo.first, 1))]

@@ -64,7 +64,7 @@ def end_of(statement: HistoryStatement) -> int:
     return statement.first + len(statement.digests) // DIGEST_SIZE - 1
 
 
-class Known:
+class Covered:
     """Numbers that histories cover without a gap between them.
 
     A broker that came in later cannot tell whether what it forwarded before agrees with the cell.
@@ -81,7 +81,7 @@ class Known:
         """Nothing is known of what lies before."""
         self.first, self.upto = number, number - 1
 
-    def learn(self, statement: HistoryStatement) -> None:
+    def add(self, statement: HistoryStatement) -> None:
         """A history will be delivered.
 
         Numbers that were left out before it are not settled, and correct brokers may differ on

@@ -492,7 +492,7 @@ class Broker:
     def _end_exhausted(self, stream: Stream) -> list[Effect]:
         """End streams of which retention has left nothing."""
         self._served.end_exhausted(stream)
-        self._served.end_unclaimed(stream, self._journal.lives(stream))
+        self._served.end_unclaimed(stream, self._journal.publisher_streams(stream))
         return self._writer.note_endings()
 
     def _vouch(self, served: ServedStream, vouch: Vouch) -> list[Effect]:

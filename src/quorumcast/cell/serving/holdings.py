@@ -448,5 +448,5 @@ def own_report(entry: ChannelEntry, journal: Journal, stream: Stream, end: int) 
 
     It counts where each broker vouches for what it forwarded, and not where they settle it.
     """
-    known = end > 1 and journal.of(stream, end - 1, 1) != [None]
+    known = end > 1 and journal.digests(stream, end - 1, 1) != [None]
     return int(known and entry.policy.basis is Basis.FORWARDED)

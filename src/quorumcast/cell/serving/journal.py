@@ -4,7 +4,8 @@ On a channel with a journal, the digests of a run are on disk before the broker 
 or forwards. When retention removes publications, the broker records where the rest begins
 (`Released`) and removes older digests, so the journal stays as short as the ledger. After a restart
 the ledger begins there: the broker compares what it retained, and never vouches again for numbers
-that it released.
+that it released. The records of a publisher's streams of which nothing is left give way to one
+record (`Ended`).
 """
 
 from __future__ import annotations
@@ -93,6 +94,9 @@ class Ended(Record, frozen=True, tag=True):
 
 VouchRecord = Vouched | Attested
 
+_DIGEST_RECORDS: tuple[type[Record], ...] = (Vouched, VouchedAgainstEcho, Attested)
+_STREAM_RECORDS: tuple[type[Record], ...] = (*_DIGEST_RECORDS, Released, Settled)
+
 
 class EndedStreams(msgspec.Struct):
     """Streams of one publisher on one channel of which nothing is retained any longer."""
@@ -115,6 +119,7 @@ class EndedStreams(msgspec.Struct):
         self.ends[incarnation] = end
         if len(self.ends) > MAX_ENDED:
             oldest, following = sorted(self.ends)[:2]
+            # Numbers begin at 1: a stream that ended before a number has one publication less.
             self.ends[following] += self.ends.pop(oldest) - 1
 
     def learn(self, incarnation: int, end: int) -> bool:
@@ -122,10 +127,12 @@ class EndedStreams(msgspec.Struct):
 
         Not beyond MAX_ENDED: a stream that was added to the next one must not be counted twice.
         """
-        known = self.ends.get(incarnation, 0 if len(self.ends) < MAX_ENDED else end)
-        if known < end:
+        if incarnation not in self.ends and len(self.ends) >= MAX_ENDED:
+            return False
+        is_news = self.ends.get(incarnation, 0) < end
+        if is_news:
             self.add(incarnation, end)
-        return known < end
+        return is_news
 
 
 class JournaledLane(msgspec.Struct):
@@ -153,19 +160,20 @@ class JournaledStream(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """What the journal of earlier lives holds, by stream and lane."""
+    """What a broker vouched for in earlier lives, and which records are on disk."""
 
-    __slots__ = ("_echoed", "_lanes", "_owners", "_unsynced", "_written")
+    __slots__ = ("_by_publisher", "_echoed", "_lanes", "_unsynced", "_written")
 
     def __init__(self) -> None:
+        #: What earlier lives vouched for.
         self._lanes: dict[Stream, JournaledLane] = {}
-        #: The data lanes of the same streams, by channel and publisher.
-        self._owners: dict[tuple[Channel, NodeId], dict[Stream, None]] = {}
-        #: The length of the longest record at each address of the journal, in numbers.
+        #: The data lanes of the same streams.
+        self._by_publisher: dict[tuple[Channel, NodeId], dict[Stream, None]] = {}
+        #: The length, in numbers, of the longest record of each kind that begins at a number.
         self._written: dict[Stream, dict[tuple[type[Record], int], int]] = {}
-        #: The digests of each run that was echoed, where brokers echo; none without a record.
+        #: The digests of each run that was echoed, where brokers echo. Each has a record.
         self._echoed: dict[Stream, dict[int, bytes]] = {}
-        #: The records among them that are being written; no more than writes are under way.
+        #: The records that are being written; no more than writes are under way.
         self._unsynced: dict[tuple[type[Record], Stream, int], VouchRecord] = {}
 
     def __bool__(self) -> bool:
@@ -174,11 +182,23 @@ class Journal:
     def __len__(self) -> int:
         return sum(len(lane.digests) for lane in self._lanes.values())
 
+    @property
+    def echoes(self) -> int:
+        """How many runs it knows to have been echoed."""
+        return sum(map(len, self._echoed.values()))
+
+    @property
+    def addresses(self) -> int:
+        """How many records the journal has."""
+        return sum(map(len, self._written.values()))
+
+    # --------------------------------------------------- reading and writing
+
     def remember(self, record: Vouched | Attested | Released | Settled) -> None:
         """Load a record that a restart found."""
         lane = self._lanes.setdefault(record.stream, JournaledLane())
         data = record.stream.data
-        self._owners.setdefault((data.channel, data.publisher), {})[data] = None
+        self._by_publisher.setdefault((data.channel, data.publisher), {})[data] = None
         if isinstance(record, Released):
             lane.released = record.below
             return
@@ -188,6 +208,7 @@ class Journal:
         digests = split_digests(record.digests)
         self._written.setdefault(record.stream, {})[type(record), record.first] = len(digests)
         numbers = range(record.first, record.first + len(digests))
+        # The record of the echo may come before or after this one.
         if isinstance(record, VouchedAgainstEcho):
             lane.against_echo.add(record.first)
             for number in range(record.first, record.first + lane.lengths.get(record.first, 0)):
@@ -202,7 +223,7 @@ class Journal:
             lane.starts.update(dict.fromkeys(numbers, record.first))
             lane.lengths[record.first] = len(digests)
 
-    def beside_echo(self, record: Vouched) -> Vouched:
+    def keep_echo(self, record: Vouched) -> Vouched:
         """The record to write where brokers echo: of another kind if its run was not echoed.
 
         It then does not replace the record of the echo. Otherwise a restarted broker would take
@@ -213,42 +234,33 @@ class Journal:
             record = VouchedAgainstEcho(record.stream, record.first, record.digests)
         return record
 
-    def whole(self, record: VouchRecord, ledger: Ledger) -> VouchRecord | None:
+    def extended(self, record: VouchRecord, ledger: Ledger) -> VouchRecord | None:
         """The record to write, extended so that it never replaces a longer one.
 
-        If the digests to extend it with are not held, the journal says the same already: the result
-        is the longer record while that is being written, and None once it is on disk.
+        Where the digests to extend it with are not held, the longer record says the same already,
+        as a broker never contradicts its journal. The result is then the longer record while that
+        is being written, and None once it is on disk.
         """
-        written = self._written.setdefault(record.stream, {})
-        key, count = (type(record), record.first), len(record.digests) // DIGEST_SIZE
-        longest = written.get(key, 0)
+        kind, stream, first = type(record), record.stream, record.first
+        written, count = self._written.setdefault(stream, {}), len(record.digests) // DIGEST_SIZE
+        longest = written.get((kind, first), 0)
         if longest <= count:
-            written[key] = count
-            self._unsynced[type(record), record.stream, record.first] = record
+            written[kind, first] = count
+            self._unsynced[kind, stream, first] = record
             return record
-        digests = ledger.digests(record.first, longest)
+        digests = ledger.digests(first, longest)
         if digests is None:
-            known = self.of(record.stream, record.first, longest)
+            known = self.digests(stream, first, longest)
             digests = b"".join(d for d in known if d is not None)
         if len(digests) != longest * DIGEST_SIZE:
-            return self._unsynced.get((type(record), record.stream, record.first))
-        return type(record)(record.stream, record.first, digests)
+            return self._unsynced.get((kind, stream, first))
+        return kind(stream, first, digests)
 
     def synced(self, record: VouchRecord) -> None:
         """Note that a record is on disk."""
         key = (type(record), record.stream, record.first)
         if self._unsynced.get(key) == record:
             del self._unsynced[key]
-
-    @property
-    def echoes(self) -> int:
-        """How many runs it knows to have been echoed; none without a record."""
-        return sum(map(len, self._echoed.values()))
-
-    @property
-    def addresses(self) -> int:
-        """How many records the journal has."""
-        return sum(map(len, self._written.values()))
 
     def released(self, stream: Stream) -> int:
         """The first retained number of a lane; 1 if nothing was released."""
@@ -260,39 +272,50 @@ class Journal:
         lane = self._lanes.get(stream)
         return 0 if lane is None else lane.settled
 
-    def of(self, stream: Stream, first: int, count: int) -> list[bytes | None]:
+    def digests(self, stream: Stream, first: int, count: int) -> list[bytes | None]:
         """The digests that this broker vouched for in a range; None where there is none."""
         lane = self._lanes.get(stream)
         digests = {} if lane is None else lane.digests
         return [digests.get(number) for number in range(first, first + count)]
+
+    def publisher_streams(self, data: Stream) -> list[JournaledStream]:
+        """The streams of the same publisher and channel in the journal."""
+        found: list[JournaledStream] = []
+        for stream in self._by_publisher.get((data.channel, data.publisher), ()):
+            lane = self._lanes.get(stream, JournaledLane())
+            retained = [number for number in lane.digests if number >= lane.released]
+            last = max(retained, default=lane.released - 1)
+            found.append(JournaledStream(stream, len(retained), last + 1))
+        return found
 
     def overrule(self, stream: Stream, first: int, digests: bytes) -> None:
         """Replace digests by those that the cell has settled; the caller writes them next."""
         lane = self._lanes.setdefault(stream, JournaledLane())
         lane.digests.update(enumerate(split_digests(digests), first))
 
+    # ------------------------------------------------------------ forgetting
+
     def release(self, stream: Stream, below: int, longest: int) -> list[Effect]:
         """Forget what a lane no longer retains, in memory and on disk.
 
-        A record has at most `longest` numbers, so one that begins so far below ends below as well.
-        Until the disk has lost it, a shorter one must not replace it.
+        No record has more than `longest` numbers. So one that begins before `below - longest` ends
+        before `below` and is removed. The others stay, and no shorter record may replace them.
         """
-        self._forget(stream, below, max(below - longest, 0))
-        if below <= longest:
+        removed = max(below - longest, 0)
+        self._forget(stream, below, removed)
+        if not removed:
             return []
-        kinds: tuple[type[Record], ...] = (Vouched, VouchedAgainstEcho, Attested)
-        return [Forget(kind, str(stream), below - longest) for kind in kinds]
+        return [Forget(kind, str(stream), removed) for kind in _DIGEST_RECORDS]
 
     def erase(self, stream: Stream) -> list[Effect]:
         """Forget everything about a stream that is over, on disk if it was written there."""
-        for lane in (stream.data, stream.history):
-            self._forget(lane, MAX_NUMBER + 1, MAX_NUMBER + 1)
-        kinds: tuple[type[Record], ...] = (Vouched, VouchedAgainstEcho, Attested, Released, Settled)
-        lanes = (stream.data, stream.history)
-        return [Forget(kind, str(lane), MAX_NUMBER + 1) for lane in lanes for kind in kinds]
+        lanes, end = (stream.data, stream.history), MAX_NUMBER + 1
+        for lane in lanes:
+            self._forget(lane, end, end)
+        return [Forget(kind, str(lane), end) for lane in lanes for kind in _STREAM_RECORDS]
 
     def _forget(self, stream: Stream, below: int, removed: int) -> None:
-        """Forget numbers below one, and records on disk that begin below the other."""
+        """Forget numbers before `below`, and records that begin before `removed`."""
         written = self._written.get(stream, {})
         for key in [key for key in written if key[1] < removed]:
             del written[key]
@@ -314,17 +337,9 @@ class Journal:
         if not lane.digests:
             del self._lanes[stream]
             if stream.data not in self._lanes and stream.data.history not in self._lanes:
-                self._owners[stream.channel, stream.publisher].pop(stream.data, None)
+                self._by_publisher[stream.channel, stream.publisher].pop(stream.data, None)
 
-    def lives(self, data: Stream) -> list[JournaledStream]:
-        """The streams of the same publisher and channel in the journal."""
-        found: list[JournaledStream] = []
-        for stream in self._owners.get((data.channel, data.publisher), ()):
-            lane = self._lanes.get(stream, JournaledLane())
-            retained = [number for number in lane.digests if number >= lane.released]
-            last = max(retained, default=lane.released - 1)
-            found.append(JournaledStream(stream, len(retained), last + 1))
-        return found
+    # ------------------------------------------------------------- comparing
 
     def contradicted_by(self, event: Receive, data: Stream, *, whole_runs: bool) -> bool:
         """Whether a run, or a history, contradicts what was vouched for before a restart.
@@ -339,12 +354,13 @@ class Journal:
         if message.stream.lane is not Lane.HISTORY or not event.bodies:
             return False
         found = read_history(event.bodies[0], data)
-        return found is not None and self._contradicts(
-            data, found[1].first, found[1].digests, whole_runs=False
-        )
+        if found is None:
+            return False
+        _, statement = found
+        return self._contradicts(data, statement.first, statement.digests, whole_runs=False)
 
-    def may_not_echo(self, stream: Stream, first: int, run: bytes) -> bool:
-        """Whether an earlier life may have echoed another run at a number than that of this root.
+    def may_not_echo(self, stream: Stream, first: int, run_root: bytes) -> bool:
+        """Whether an earlier life may have echoed a run with another root at a number.
 
         For settled numbers the journal holds what the cell settled, which this broker need not have
         echoed. Nobody needs its echo any more.
@@ -353,15 +369,15 @@ class Journal:
         if first <= self.settled(stream) or (lane is not None and first in lane.against_echo):
             return True
         count = 0 if lane is None else lane.lengths.get(first, 0)
-        known = [digest for digest in self.of(stream, first, count) if digest is not None]
-        return count > 0 and len(known) == count and root(first, b"".join(known)) != run
+        known = [digest for digest in self.digests(stream, first, count) if digest is not None]
+        return count > 0 and len(known) == count and root(first, b"".join(known)) != run_root
 
     def _contradicts(self, stream: Stream, first: int, digests: bytes, *, whole_runs: bool) -> bool:
         lane = self._lanes.get(stream)
         if lane is None:
             return False
-        run, known = split_digests(digests), lane.digests
-        if any(known.get(number, digest) != digest for number, digest in enumerate(run, first)):
+        known, numbered = lane.digests, enumerate(split_digests(digests), first)
+        if any(known.get(number, digest) != digest for number, digest in numbered):
             return True
         if not whole_runs:
             return False

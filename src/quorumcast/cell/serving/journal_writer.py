@@ -38,12 +38,12 @@ class JournalWriter:
     ) -> list[Effect]:
         """Carry out effects once the journal holds a record of what they vouch for."""
         if isinstance(record, Vouched) and served.echoes(record.stream.lane):
-            record = self._journal.beside_echo(record)
-        whole = self._journal.whole(record, served.ledger(record.stream.lane))
-        if whole is None:
+            record = self._journal.keep_echo(record)
+        extended = self._journal.extended(record, served.ledger(record.stream.lane))
+        if extended is None:
             return list(then)
-        served.writing(whole)
-        return [Persist(whole, tuple(then))]
+        served.writing(extended)
+        return [Persist(extended, tuple(then))]
 
     def write_first(self, served: ServedStream, effect: Effect) -> list[Effect]:
         """Journal first what an effect vouches for: a chain run with our MACs, an echo, a ready.

@@ -302,7 +302,7 @@ class Recovery:
         value = fetch.votes.leader(needed)
         if value is None or fetch.bodies is None or fetch.bodies[0] != value:
             return []
-        journaled = self._journal.of(fetch.stream, fetch.first, fetch.count)
+        journaled = self._journal.digests(fetch.stream, fetch.first, fetch.count)
         if any(p not in (None, d) for p, d in zip(journaled, split_digests(value), strict=True)):
             if not entry.policy.settles:
                 # It does not contradict what it vouched for; it does not vouch for it again either.
@@ -318,7 +318,7 @@ class Recovery:
             return self._write(fetch)
         record = Attested(fetch.stream, fetch.first, value)
         ledger = self._served.ledger(fetch.stream)
-        written = None if ledger is None else self._journal.whole(record, ledger)
+        written = None if ledger is None else self._journal.extended(record, ledger)
         if written is None:
             return self._write(fetch)
         self._writing = (written, fetch)
@@ -525,7 +525,7 @@ class Recovery:
     def _begin(self, stream: Stream, first: int, count: int) -> list[Effect]:
         self._fetch = fetch = RangeFetch(stream, first, count)
         entry = self._view.channel(stream.channel)
-        journaled = [p for p in self._journal.of(stream, first, count) if p is not None]
+        journaled = [p for p in self._journal.digests(stream, first, count) if p is not None]
         if entry is not None and entry.policy.basis is Basis.FORWARDED and len(journaled) == count:
             fetch.votes.vote(self._view.me, b"".join(journaled))
         return self._ask()

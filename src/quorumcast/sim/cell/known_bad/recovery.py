@@ -102,7 +102,7 @@ RECOVERY_VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(
         "echo-replaced", "the journal replaces the run that a broker echoed by the one that won",
-        [Patch(Journal, "beside_echo", lambda self, record: record)],
+        [Patch(Journal, "keep_echo", lambda self, record: record)],
         lambda seed: draw(seed, "brb", "retelling"), ("Journal",),
     ),
     Variant(
