@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -113,6 +115,34 @@ def test_incarnations_of_others_are_not_touched() -> None:
     for number in range(1, 3 * STREAMS_KEPT):
         made.apply((item(1, b"a", stream=incarnation(number)),))
     assert {BOBS, TRADES} <= made.served.keys()
+
+
+class Unwalked(dict[Stream, int]):
+    """What may be asked for one stream, and not be searched."""
+
+    def __iter__(self) -> Iterator[Stream]:
+        raise AssertionError("the cost of a new stream must not grow with those of others")
+
+
+def test_new_stream_is_begun_without_a_search_through_those_of_others() -> None:
+    """Nobody is charged for what is executed: a liar with many streams would slow all brokers."""
+    made = state()
+    made.served = Unwalked()
+    for number in range(1, STREAMS_KEPT + 3):
+        made.apply((item(1, b"a", stream=incarnation(number)),))
+    assert len(made.served) == STREAMS_KEPT
+    assert made.newest(incarnation(1)) == STREAMS_KEPT + 2
+
+
+def test_state_that_was_taken_over_retires_the_same_incarnations() -> None:
+    made, taken = state(), state()
+    for number in range(1, STREAMS_KEPT + 1):
+        made.apply((item(1, b"a", stream=incarnation(number)),))
+    assert taken.load(made.image())
+    for either in (made, taken):
+        either.apply((item(1, b"a", stream=incarnation(STREAMS_KEPT + 1)),))
+    assert taken.image() == made.image()
+    assert taken.newest(STREAM) == STREAMS_KEPT + 1
 
 
 def test_extents_name_the_chain_of_everything_before_them() -> None:

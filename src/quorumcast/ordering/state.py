@@ -20,6 +20,7 @@ of a checkpoint or a transfer, do not grow with what a channel retains.
 from __future__ import annotations
 
 import hashlib
+from bisect import insort
 
 import msgspec
 
@@ -89,6 +90,7 @@ class State:
     """The replicated state of one log."""
 
     __slots__ = (
+        "_by_clock",
         "_lines",
         "_over",
         "began",
@@ -105,6 +107,8 @@ class State:
         #: Up to which number each stream has been ordered; a few incarnations and LINES_KEPT lines
         #: per publisher.
         self.served: dict[Stream, int] = {}
+        #: The incarnations by the clock among them, by channel and publisher; at most STREAMS_KEPT.
+        self._by_clock: dict[tuple[Channel, NodeId], list[int]] = {}
         #: What stands for the digests of each stream of a line.
         self.chains: dict[Stream, bytes] = {}
         #: The newest stream of every line, by channel and publisher, in the order of their begin;
@@ -141,12 +145,7 @@ class State:
     def newest(self, stream: Stream) -> int:
         """The newest incarnation of a stream's publisher on its channel, by the clock; or -1."""
         owner = (stream.channel, stream.publisher)
-        begun = [
-            known.incarnation
-            for known in self.served
-            if (known.channel, known.publisher) == owner and known.line is None
-        ]
-        return max(self._over.get(owner, -1), *begun, -1)
+        return max(self._over.get(owner, -1), *self._by_clock.get(owner, ()), -1)
 
     def takes(self, batch: tuple[Item, ...]) -> list[Item]:
         """The runs of a batch that will get positions: their contents are needed."""
@@ -198,12 +197,12 @@ class State:
 
     def _retire(self, stream: Stream) -> None:
         owner = (stream.channel, stream.publisher)
-        known = sorted(
-            s for s in self.served if (s.channel, s.publisher) == owner and s.line is None
-        )
-        for stale in known[:-STREAMS_KEPT]:
-            del self.served[stale]
-            self._over[owner] = max(self._over.get(owner, -1), stale.incarnation)
+        known = self._by_clock.setdefault(owner, [])
+        insort(known, stream.incarnation)
+        if len(known) > STREAMS_KEPT:
+            stale = known.pop(0)
+            del self.served[Stream(*owner, stale)]
+            self._over[owner] = max(self._over.get(owner, -1), stale)
 
     def _begin(self, stream: Stream) -> None:
         """A new epoch of a line: those before it are over, and so is one line too many."""
@@ -250,6 +249,10 @@ class State:
         except msgspec.MsgspecError:
             return False
         self.served = dict(found.served) | {stream: upto for stream, upto, _ in found.lines}
+        self._by_clock = {}
+        for stream, _ in found.served:
+            owned = self._by_clock.setdefault((stream.channel, stream.publisher), [])
+            insort(owned, stream.incarnation)
         self.chains = {stream: chain for stream, _, chain in found.lines}
         self._lines = {}
         for stream in self.chains:
