@@ -69,7 +69,7 @@ from quorumcast.cell.serving.journal import Attested, Journal, Settled, Vouched,
 from quorumcast.cell.serving.served_streams import WrittenTotals
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable
-from quorumcast.core.limits import MAX_ENDED, MAX_NAME, MAX_RUN, Limits
+from quorumcast.core.limits import MAX_ENDED, MAX_NAME, MAX_NUMBER, MAX_RUN, Limits
 from quorumcast.core.machine import (
     Connected,
     Disconnected,
@@ -1018,6 +1018,25 @@ def test_broker_remembers_where_so_many_streams_of_a_publisher_ended() -> None:
     for incarnation in range(1, 300):
         made.handle(publish(1, b"a", stream=Stream(ORDERS, ALICE, incarnation)), T0)
     assert made.sizes()["ended"] == MAX_ENDED
+
+
+@pytest.mark.parametrize("name", ["ab", "chain", "direct"])
+def test_broker_streams_that_ended_at_the_last_numbers_are_told_of_in_decodable_messages(
+    name: str,
+) -> None:
+    made = broker(limited(name, streams_per_publisher=2), BOB)
+    for incarnation in range(2, 2 * MAX_ENDED + 40, 2):
+        stream = Stream(ORDERS, ALICE, incarnation)
+        last = MAX_NUMBER - 9
+        feed(
+            made.handle,
+            Receive(ALICE, Open(stream, last, last)),
+            publish(last, b"a", stream=stream),
+        )
+    (told,) = messages(made.handle(subscribe(BOB), Millis(APART_MS)), Positions)
+    assert isinstance(told, Positions)
+    assert len(told.positions) > MAX_ENDED
+    assert is_sendable(told)
 
 
 def test_broker_is_bounded_against_everything_one_broker_can_send() -> None:

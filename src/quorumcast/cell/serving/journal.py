@@ -120,7 +120,9 @@ class EndedStreams(msgspec.Struct):
         if len(self.ends) > MAX_ENDED:
             oldest, following = sorted(self.ends)[:2]
             # Numbers begin at 1: a stream that ended before a number has one publication less.
-            self.ends[following] += self.ends.pop(oldest) - 1
+            both = self.ends.pop(oldest) + self.ends[following] - 1
+            # A liar may end each stream at the last number, and the sum must fit into a message.
+            self.ends[following] = min(both, MAX_NUMBER)
 
     def learn(self, incarnation: int, end: int) -> bool:
         """Record where a stream ended, as peers say; True if that was unknown.
