@@ -459,6 +459,11 @@ def unheard(policy: Policy = AB) -> Publisher:
     return made
 
 
+def submit_urgent(made: Publisher, *contents: bytes) -> Stream:
+    made.handle(Submit(ORDERS, contents, urgent=True), T0)
+    return made.stream(ORDERS, urgent=True)
+
+
 @pytest.mark.parametrize("policy", ["ab", "brb", "ab+history", "chain", "total"])
 def test_publisher_that_f_plus_1_brokers_know_later_begins_a_later_life(policy: str) -> None:
     made = unheard(Policy.named(policy))
@@ -475,6 +480,37 @@ def test_publisher_that_f_plus_1_brokers_know_later_begins_a_later_life(policy: 
     firsts = [getattr(e.message, "first", 0) for e in answer if isinstance(e, Send)]
     assert policy == "chain" or firsts[:1] == [1]
     assert reasons(made.handle(outlived(B3, 900), T0)) == [DropReason.UNKNOWN_STREAM]
+
+
+def test_publisher_with_urgent_publications_brings_both_streams_to_one_later_life() -> None:
+    made = unheard()
+    urgent = submit_urgent(made, b"u1")
+    for broker in (B1, B4):  # one of them is a liar, and says nothing of the urgent stream yet
+        made.handle(outlived(broker, 700), T0)
+    renewed = made.stream(ORDERS)
+    for broker in (B1, B2, B3):
+        made.handle(Receive(broker, Ack(renewed, 2, 100)), T0)
+    assert submit_urgent(made, b"u2") == urgent
+    assert made.published(ORDERS, urgent=True) == 2
+    # By now brokers know a later life: the one that this publisher has begun.
+    made.handle(outlived(B1, renewed.incarnation, urgent), T0)
+    made.handle(outlived(B4, renewed.incarnation, urgent), T0)
+    assert made.stream(ORDERS, urgent=True).incarnation == 703
+    assert made.published(ORDERS, urgent=True) == 2
+    assert made.stream(ORDERS) == renewed
+    assert made.published(ORDERS) == 2
+
+
+def test_publisher_stays_with_its_stream_if_only_the_urgent_one_must_begin_a_later_life() -> None:
+    made = unheard()
+    urgent = submit_urgent(made, b"u1")
+    for broker in (B1, B2, B3):
+        made.handle(Receive(broker, Ack(LIFE, 2, 100)), T0)
+    for broker in (B1, B2):
+        made.handle(outlived(broker, 700, urgent), T0)
+    assert made.stream(ORDERS, urgent=True).incarnation == 703
+    assert made.stream(ORDERS) == LIFE
+    assert made.published(ORDERS) == 2
 
 
 def test_publisher_f_liars_alone_push_nobody_to_a_later_life() -> None:

@@ -12,7 +12,8 @@ must be at least two apart.
 Incarnations grow with the lives of a publisher. They are readings of a clock that may be set back:
 where f+1 brokers know a later life, one of them correct, the publisher begins a still later one
 (`Renewed`). Nothing has been acknowledged then, and what was submitted keeps its numbers. If an
-earlier life used the last incarnation, the application is told so (`Refused`).
+earlier life used the last incarnation, the application is told so (`Refused`). Its stream for what
+is urgent follows into that life when it must, or stays.
 
 A resumed stream, which an earlier life may have begun, has an incarnation that the application
 chose; it is removed when it is released.
@@ -71,8 +72,8 @@ class Publisher:
     def __init__(self, manifest: Manifest, keyring: Keyring, incarnation: int) -> None:
         self._view = View(manifest, keyring)
         self._incarnation = incarnation
-        #: Channels on which it had to begin a later life than its clock gave it.
-        self._incarnations: dict[Channel, int] = {}
+        #: Streams that had to begin a later life than the clock gave them, by channel and urgency.
+        self._incarnations: dict[tuple[Channel, bool], int] = {}
         #: One stream per channel that the application publishes on, one for what is urgent, and one
         #: for each resumed stream; by channel and incarnation.
         self._streams: dict[tuple[Channel, int], PublishedStream] = {}
@@ -195,13 +196,16 @@ class Publisher:
 
     def _stream(self, channel: Channel, urgent: bool = False, resumed: int = 0) -> PublishedStream:
         """The stream of a channel; a new one is introduced to brokers with its first `open`."""
-        incarnation = resumed or self._incarnations.get(channel, self._incarnation) + urgent
+        incarnation = resumed or self._incarnation_of(channel, urgent)
         published = self._streams.get((channel, incarnation))
         if published is None:
             entry = channel_entry(self._view.manifest, channel)
             published = PublishedStream(self._view, entry, incarnation)
             self._streams[channel, incarnation] = self._by_stream[published.stream] = published
         return published
+
+    def _incarnation_of(self, channel: Channel, urgent: bool) -> int:
+        return self._incarnations.get((channel, urgent), self._incarnation + urgent)
 
     def _introduce(self, published: PublishedStream) -> list[Effect]:
         published.finishing = published.finished = False
@@ -262,9 +266,14 @@ class Publisher:
         """Go on under a later incarnation with everything that was submitted."""
         former, channel = published.stream, published.stream.channel
         urgent = bool((former.incarnation ^ self._incarnation) & 1)
-        base = later_life(former.incarnation, known) | (self._incarnation & 1)
-        base = self._incarnations[channel] = max(self._incarnations.get(channel, 0), base)
         del self._streams[channel, former.incarnation], self._by_stream[former]
+        base = later_life(former.incarnation, known) | (self._incarnation & 1)
+        other = self._incarnation_of(channel, not urgent)
+        if former.life < other >> 1 >= known >> 1:
+            base = other - (not urgent)  # brokers may know it: the other stream has begun that life
+        self._incarnations[channel, urgent] = base + urgent
+        if (channel, other) not in self._streams:
+            self._incarnations[channel, not urgent] = base + (not urgent)
         renewed = self._stream(channel, urgent)
         effects: list[Effect] = [Renewed(renewed.stream, former)]
         if published.introduced:
