@@ -29,7 +29,7 @@ from quorumcast.ordering.messages import Past
 from quorumcast.ordering.offers import Stored
 from quorumcast.ordering.past import MAX_PEAKS, Placed
 from quorumcast.ordering.sequencer import Tick
-from quorumcast.ordering.state import Head, State
+from quorumcast.ordering.state import Extent, Head, State
 
 POSITIONS = total_order(ORDERS)
 SMALL = limited("total", retained_publications=4, window=4)
@@ -411,6 +411,29 @@ def test_what_was_held_before_a_state_transfer_is_joined_again() -> None:
     assert (late.log.ledger.base, late.log.sizes()["islands"]) == (1, 0)
     assert contents(late.log) == [b"a", b"b", b"c", b"d", b"e"]
     assert contents(late.again().log) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_retention_by_bytes_counts_what_was_fetched_before_it_was_joined_again() -> None:
+    """A broker that is away again and again must not retain more each time."""
+    run = len(labelled(1, b"x")[0])
+    cell = Cell(limited("total", window=2, cached_bytes=1, retained_bytes=9 * run))
+    others, late = cold(), Orders(cell, Disk())
+    for first in range(1, 21, 4):
+        for number in range(first, first + 3):
+            others.append(number, b"x")
+        head = others.head
+        late.write(late.log.skip_to(head.next, head.chain))
+        others.append(first + 3, b"x")
+        made, bodies = offer(CELL, first + 3, b"x")
+        extent = Extent(head.next, STREAM, made.first, head.chain)
+        late.write([Persist(Stored(made, bodies)), *late.log.append(extent, made, bodies, T0)])
+        while (lowest := late.log.lowest[0]) > 1 and late.log.is_next(others.past(lowest)[0]):
+            late.write(filled(late.log, *others.past(lowest)))
+        late.write(late.log.trim(T0))
+        late.state = others.state
+        late = late.again(cell)
+        assert late.log.ledger.base == max(1, others.head.next - 9)
+        assert len(contents(late.log, late.log.ledger.base)) == min(9, first + 3)
 
 
 def test_fetching_ends_at_what_was_held_before_until_that_is_joined() -> None:

@@ -6,7 +6,19 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, ORDERS, STREAM, Cell, sent
+from tests.support.cells import (
+    ALICE,
+    B1,
+    B2,
+    B3,
+    B4,
+    BOB,
+    ORDERS,
+    STREAM,
+    Cell,
+    limited,
+    sent,
+)
 from tests.support.ordering import TOTAL, TOTAL_CRASH, Hall, agree, begun, item, offer, publish
 
 from quorumcast.broadcast.application import Acknowledged, Concluded, Contradicted
@@ -472,3 +484,110 @@ def test_log_contents_that_differ_are_never_ordered_beside_the_first() -> None:
     hall.offer(1, b"now", stream=RESUMED, to=(B1, B2))
     hall.run(3000)
     assert len(agree(hall, *BROKERS)) == 1
+
+
+# ------------------------------------------- a line that was forgotten begins again
+
+
+def begun_again(hall: Hall, *contents: bytes) -> None:
+    """Order a publication of one line, of others until it is forgotten, and of the first again."""
+    first, *others, again = contents
+    hall.offer(1, first, stream=epoch(1, line=1))
+    hall.run(300)
+    for line, body in enumerate(others, 2):
+        hall.offer(1, body, stream=epoch(1, line=line))
+        hall.run(300)
+    hall.offer(1, again, stream=epoch(1, line=1))
+    hall.run(300)
+
+
+def retaining(publications: int) -> Policy:
+    return limited(
+        "total",
+        retained_publications=publications,
+        window=4,
+        segment=4,
+        vote_window=4,
+        replay=4,
+        cached_bytes=1,
+    )
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("again", [b"a", b"other"])
+def test_log_retains_both_lives_of_a_line_that_was_forgotten(
+    monkeypatch: pytest.MonkeyPatch, again: bytes, durable: bool
+) -> None:
+    monkeypatch.setattr(states, "LINES_KEPT", 2)
+    hall = Hall(retaining(8), durable=durable).begin()
+    begun_again(hall, b"a", b"b", b"c", again)
+    assert agree(hall, *BROKERS) == [b"a", b"b", b"c", again]
+    publish(hall, 1, 5)  # retention drops the first life alone
+    assert agree(hall, *BROKERS)[:3] == [b"b", b"c", again]
+    publish(hall, 6, 9)  # and the second one, and with it the last of the line on disk
+    assert len(agree(hall, *BROKERS)) == 8
+    publish(hall, 15, 9)  # a checkpoint
+    lines = [
+        owner
+        for kind, owner, _ in hall.disks[B1].records
+        if kind.__name__ == "Stored" and str(STREAM) != owner
+    ]
+    assert lines == []
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_log_new_broker_gets_both_lives_of_a_line_that_was_forgotten(
+    monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    monkeypatch.setattr(states, "LINES_KEPT", 2)
+    hall = Hall(retaining(100), durable=durable).begin()
+    begun_again(hall, b"a", b"b", b"c", b"other")
+    hall.stop(B4)
+    publish(hall, 1, 30, each_ms=80)
+    hall.start(B4, wiped=True)
+    hall.run(4000)
+    assert agree(hall, *BROKERS)[:4] == [b"a", b"b", b"c", b"other"]
+
+
+def test_log_restarts_with_both_lives_of_a_line_that_was_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(states, "LINES_KEPT", 2)
+    hall = Hall(retaining(100), durable=True).begin()
+    begun_again(hall, b"a", b"b", b"c", b"other")
+    publish(hall, 1, 9)  # two checkpoints
+    before = agree(hall, *BROKERS)
+    for broker in BROKERS:
+        hall.stop(broker)
+    for broker in BROKERS:
+        hall.start(broker)
+    hall.run(1500)
+    assert agree(hall, *BROKERS) == before
+    assert before[:4] == [b"a", b"b", b"c", b"other"]
+
+
+def test_log_late_broker_executes_the_later_life_of_a_line_that_was_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(states, "LINES_KEPT", 2)
+    hall = Hall(retaining(100), durable=True).begin()
+    hall.cut_off(B4)
+    begun_again(hall, b"a", b"b", b"c", b"other")
+    hall.rejoin(B4)
+    hall.run(3000)
+    assert agree(hall, *BROKERS) == [b"a", b"b", b"c", b"other"]
+
+
+def test_log_runs_of_a_line_that_get_no_positions_leave_the_disk() -> None:
+    hall = Hall(durable=True).begin()
+    hall.offer(2, b"b", stream=RESUMED)  # a publisher that lies cuts its runs anew
+    hall.run(200)
+    hall.offer(1, b"a", b"b", stream=RESUMED)
+    hall.run(500)
+    publish(hall, 1, 1)
+    places = [
+        place
+        for kind, owner, place in hall.disks[B1].records
+        if kind.__name__ == "Stored" and owner == str(RESUMED)
+    ]
+    assert places == [1]

@@ -141,8 +141,8 @@ class Backfill:
         before, size = query.before, 0
         while log is not None and len(effects) < PAST_RUNS and size < PAST_BYTES:
             placed = log.run_before(before)
-            found = None if placed is None else log.find(placed.stream, placed.first)
-            if placed is None or found is None or found[0].digests != placed.digests:
+            found = None if placed is None else log.contents(placed)
+            if placed is None or found is None:
                 break
             offer, bodies = found
             past = Past(

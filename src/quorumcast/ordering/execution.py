@@ -20,7 +20,7 @@ from quorumcast.ordering.context import LogContext
 from quorumcast.ordering.epochs import Epochs, epoch_item
 from quorumcast.ordering.log import OrderedLog
 from quorumcast.ordering.messages import Batch, Item, Offer
-from quorumcast.ordering.offers import Offers, Stored
+from quorumcast.ordering.offers import DroppedOffer, Offers, Stored, stored_under
 from quorumcast.ordering.past import Placed
 from quorumcast.ordering.state import Head, State, StateImage
 
@@ -179,7 +179,8 @@ class Execution:
     def has_dropped(self, batch: Batch) -> bool:
         """Whether this broker no longer holds all contents of a batch that it executed."""
         return any(
-            item.stream.publisher != CELL and self.find(item.stream, item.first) is None
+            item.stream.publisher != CELL
+            and ((found := self.find(item.stream, item.first)) is None or found[0].item != item)
             for item in batch
         )
 
@@ -249,7 +250,8 @@ class Execution:
             log = self._context.log_of(extent.stream.channel)
             if held is not None and log is not None:
                 log.log_id = self.state.log_id
-                effects += self._later(log.append(extent, held.offer, held.bodies, now))
+                placed = log.append(extent, held.offer, held.bodies, now, held.edition or 0)
+                effects += self._later(placed)
         named = epoch_item(batch)
         if named is not None:
             self.state.enter(named.first, self.executed, named.digests)
@@ -294,7 +296,20 @@ class Execution:
     def keep(self, offer: Offer, bodies: Bodies) -> list[Effect]:
         """Write an offer to disk before any vote for it."""
         swept = self._sweep()  # before it is written: it may take the place of one that went
-        return [*swept, Persist(Stored(offer, bodies), lazy=True)] if self._durable else []
+        if not self._durable:
+            return []
+        return [*swept, Persist(Stored(offer, bodies, self._edition(offer)), lazy=True)]
+
+    def _edition(self, offer: Offer) -> int:
+        """The edition in which an offer that waits is on disk."""
+        stream, first = offer.stream, offer.first
+        held = self.offers.find(stream, first)
+        if held is None:
+            return 0  # a manifest
+        if held.edition is None:
+            log = None if stream.line is None else self._context.log_of(stream.channel)
+            held.edition = 0 if log is None else log.free_edition(stream, first, log.ledger.next)
+        return held.edition
 
     def _sweep(self) -> list[Effect]:
         """Offers that were dropped without having been ordered leave the disk as well."""
@@ -302,18 +317,20 @@ class Execution:
         if not self._durable:
             return []
         return [
-            Forget(Stored, str(stream), first + 1, first)
-            for stream, first in dropped
-            if not self._stays(stream, first)
+            Forget(Stored, stored_under(gone.stream, gone.edition), gone.first + 1, gone.first)
+            for gone in dropped
+            if not self._stays(gone)
         ]
 
-    def _stays(self, stream: Stream, first: int) -> bool:
+    def _stays(self, gone: DroppedOffer) -> bool:
         """Whether an offer that was dropped came again meanwhile, or was ordered after all."""
-        log = self._context.log_of(stream.channel)
+        stream, first, edition = gone.stream, gone.first, gone.edition
+        log, again = self._context.log_of(stream.channel), self.offers.find(stream, first)
+        by_clock = stream.line is None
         return (
-            self.offers.find(stream, first) is not None
-            or first <= self.state.served.get(stream, 0)
-            or (log is not None and log.has_in_memory(stream, first))
+            (again is not None and (by_clock or again.edition == edition))
+            or (by_clock and first <= self.state.served.get(stream, 0))
+            or (log is not None and log.has_in_memory(stream, first, edition))
         )
 
     def forget(self, upto: int, stable: int = 0) -> list[Effect]:
@@ -406,7 +423,7 @@ class Execution:
                     self.epochs.add(stored.offer, stored.bodies, now)
                 elif self._context.log_of(stored.offer.stream.channel) is not None:
                     # Also without the right by now: it may be part of what must be decided.
-                    self.offers.put_back(stored.offer, stored.bodies, now)
+                    self.offers.put_back(stored.offer, stored.bodies, now, stored.edition)
 
     def _unserved(
         self, archive: ArchiveReader, owner: str, named: Container[Stream]

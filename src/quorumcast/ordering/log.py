@@ -29,7 +29,7 @@ from quorumcast.core.machine import (
     Record,
 )
 from quorumcast.ordering.messages import Offer, Past
-from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.offers import Stored, stored_under
 from quorumcast.ordering.past import PastLedger, Peak, Placed
 from quorumcast.ordering.state import Extent, chained, extent_root
 
@@ -40,6 +40,8 @@ MAX_ARRIVING = 128
 ARRIVING_BYTES = 16 * 1024 * 1024
 #: Islands that are remembered; older ones are dropped.
 MAX_ISLANDS = 16
+#: Seams that are remembered; beyond it the two oldest become one, and a little more is retained.
+MAX_SEAMS = 16
 
 
 class Island(msgspec.Struct, frozen=True, array_like=True):
@@ -48,6 +50,14 @@ class Island(msgspec.Struct, frozen=True, array_like=True):
     base: int
     next: int
     chain: bytes
+
+
+class Seam(msgspec.Struct, frozen=True, array_like=True):
+    """Where an island was joined again: the totals of runs before it lack what was fetched."""
+
+    position: int
+    #: Bytes that were fetched.
+    size: int
 
 
 class Held(Record, frozen=True, tag=True):
@@ -62,6 +72,7 @@ class Held(Record, frozen=True, tag=True):
     #: Oldest first.
     islands: tuple[Island, ...] = ()
     peaks: tuple[Peak, ...] = ()
+    seams: tuple[Seam, ...] = ()
 
     @property
     def owner(self) -> str:
@@ -77,10 +88,12 @@ class OrderedLog(Carrier):
         "_end",
         "_islands",
         "_memory",
+        "_newest",
         "_offers",
         "_persisted",
         "_restored",
         "_restored_at",
+        "_seams",
         "_stamp",
         "filling",
         "ledger",
@@ -95,13 +108,17 @@ class OrderedLog(Carrier):
 
     def __init__(self, stream: Stream, context: CarrierContext) -> None:
         super().__init__(stream, context, PastLedger(stream.channel))
-        #: The runs in memory, in order, and the offers that they are, by name.
+        #: The runs in memory, in order, and the offers that they are, by position.
         self._memory: deque[Placed] = deque()
-        self._offers: dict[tuple[Stream, int], tuple[Offer, Bodies]] = {}
+        self._offers: dict[int, tuple[Offer, Bodies]] = {}
+        #: The same runs by name. A line that the state forgot may begin again: the newest counts.
+        self._newest: dict[tuple[Stream, int], Placed] = {}
         #: Runs that were fetched and are on their way to disk, newest first.
         self._arriving: deque[Placed] = deque()
         #: Oldest first.
         self._islands: tuple[Island, ...] = ()
+        #: Oldest first; at most MAX_SEAMS.
+        self._seams: tuple[Seam, ...] = ()
         #: Stands for everything before `ledger.next`.
         self._chain = b""
         #: Bytes of all contents, and the largest time stamp.
@@ -121,7 +138,9 @@ class OrderedLog(Carrier):
 
     # -------------------------------------------------------------------- writing
 
-    def append(self, extent: Extent, offer: Offer, bodies: Bodies, now: Millis) -> list[Effect]:
+    def append(
+        self, extent: Extent, offer: Offer, bodies: Bodies, now: Millis, edition: int = 0
+    ) -> list[Effect]:
         """Write the next positions, vouch for them, and drop what is no longer retained."""
         digests = offer.digests
         size = sum(map(len, bodies))
@@ -139,11 +158,13 @@ class OrderedLog(Carrier):
             self._end,
             self._stamp,
             now,
+            edition,
         )
         self.ledger.extend(split_digests(digests), bodies)
         self._chain = chained(extent.chain, extent_root(digests))
         self._memory.append(placed)
-        self._offers[extent.stream, extent.first] = (offer, bodies)
+        self._offers[placed.position] = (offer, bodies)
+        self._newest[extent.stream, extent.first] = placed
         if self.ledger.archive is not None:
             effects.append(Persist(placed, lazy=True))
         return [*effects, Vouch(self.stream, extent.position, digests), *self.trim(now)]
@@ -163,21 +184,52 @@ class OrderedLog(Carrier):
     def _evict(self) -> None:
         memory, cached = self._memory, self._limits.cached_bytes
         while memory and memory[0].next <= self._persisted and self._end - memory[0].end >= cached:
-            gone = memory.popleft()
-            del self._offers[gone.stream, gone.first]
+            gone = self._pop_oldest()
             self.ledger.evict(gone.next - gone.position)
 
-    def has_in_memory(self, stream: Stream, first: int) -> bool:
+    def _pop_oldest(self) -> Placed:
+        """Remove the oldest run from memory."""
+        gone = self._memory.popleft()
+        del self._offers[gone.position]
+        if self._newest[gone.stream, gone.first] is gone:
+            del self._newest[gone.stream, gone.first]
+        return gone
+
+    def has_in_memory(self, stream: Stream, first: int, edition: int) -> bool:
         """Whether an offer was ordered lately."""
-        return (stream, first) in self._offers
+        newest = self._newest.get((stream, first))
+        return newest is not None and newest.edition == edition
 
     def find(self, stream: Stream, first: int) -> tuple[Offer, Bodies] | None:
         """An offer that has been ordered and is retained, or that the disk has from before that."""
-        found = self._offers.get((stream, first))
-        if found is None and self.ledger.archive is not None:
-            stored = self.ledger.archive.get(Stored, str(stream), first)
-            return None if stored is None else (stored.offer, stored.bodies)
+        newest = self._newest.get((stream, first))
+        if newest is not None:
+            return self._offers[newest.position]
+        archive = self.ledger.archive
+        stored = None if archive is None else archive.get(Stored, str(stream), first)
+        return None if stored is None else (stored.offer, stored.bodies)
+
+    def contents(self, placed: Placed) -> tuple[Offer, Bodies] | None:
+        """The offer that a run is."""
+        found = self._offers.get(placed.position)
+        if found is None and (stored := self.ledger.contents(placed)) is not None:
+            return stored.offer, stored.bodies
         return found
+
+    def free_edition(self, stream: Stream, first: int, position: int) -> int:
+        """The edition for an offer that replaces nothing on disk, and may get this position.
+
+        A line that the state forgot may begin again while its earlier runs are retained.
+        """
+        archive, edition = self.ledger.archive, 0
+        if stream.line is None or archive is None:
+            return edition
+        newest = self._newest.get((stream, first))
+        unwritten = (*self._arriving, *([] if newest is None else [newest]))
+        used = {run.edition for run in unwritten if (run.stream, run.first) == (stream, first)}
+        while edition in used or archive.get(Stored, stored_under(stream, edition), first):
+            edition = max(edition + 1, position)
+        return edition
 
     # ------------------------------------------------------------------ retention
 
@@ -209,10 +261,9 @@ class OrderedLog(Carrier):
             if gone is None or not self._is_too_much(gone, now):
                 break
             if self._memory and self._memory[0].position == gone.position:
-                self._memory.popleft()
-                del self._offers[gone.stream, gone.first]
+                self._pop_oldest()
             self.ledger.give_up(gone.next)
-            effects.append(Forget(Stored, str(gone.stream), gone.first + 1))
+            effects.append(_forget_contents(gone))
         if effects:
             since = self._islands[-1].next if self._islands else 0
             # Contents go last: a crash in between must not leave positions without them.
@@ -237,14 +288,19 @@ class OrderedLog(Carrier):
             ):
                 break
             effects.append(Forget(Placed, channel, gone.next))
-            effects.append(Forget(Stored, str(gone.stream), gone.first + 1))
+            effects.append(_forget_contents(gone))
             self._islands = (msgspec.structs.replace(island, base=gone.next), *self._islands[1:])
         return [*self._note(), *effects] if effects else []
+
+    def _bytes_behind(self, run: Placed) -> int:
+        """Bytes of all contents after a run."""
+        fetched = sum(seam.size for seam in self._seams if run.position < seam.position)
+        return self._end - run.end + fetched
 
     def _is_too_much(self, oldest: Placed, now: Millis) -> bool:
         """Whether the rest is all that is to be retained."""
         limits = self._limits
-        left, left_bytes = self.ledger.next - oldest.next, self._end - oldest.end
+        left, left_bytes = self.ledger.next - oldest.next, self._bytes_behind(oldest)
         if left >= limits.retained_publications:
             return True
         if left and left_bytes >= limits.retained_bytes:
@@ -276,6 +332,7 @@ class OrderedLog(Carrier):
         self._chain = chain
         self._memory.clear()
         self._offers.clear()
+        self._newest.clear()
         self._arriving.clear()
         self.filling = fill
         return self._note()
@@ -290,7 +347,7 @@ class OrderedLog(Carrier):
         first = archive.first(Placed, channel, held.base)
         last = archive.last(Placed, channel, position)
         self._islands, self.filling = held.islands, held.filling
-        self.ledger.peaks = held.peaks
+        self._seams, self.ledger.peaks = held.seams, held.peaks
         if first is None or last is None or last.position < first.position:
             return self.skip_to(position, chain, fill=held.filling or held.base != position)
         known = chained(last.chain, extent_root(last.digests))
@@ -308,7 +365,9 @@ class OrderedLog(Carrier):
         below = self._arriving[-1].position if self._arriving else self.ledger.base
         lowest = min([below, *(island.base for island in self._islands)])
         self.ledger.peaks = tuple(peak for peak in self.ledger.peaks if peak.last >= lowest)
-        held = Held(self.stream.channel, below, self.filling, self._islands, self.ledger.peaks)
+        self._seams = tuple(seam for seam in self._seams if seam.position > lowest)
+        channel, peaks = self.stream.channel, self.ledger.peaks
+        held = Held(channel, below, self.filling, self._islands, peaks, self._seams)
         return [Persist(held, lazy=True)]
 
     @property
@@ -331,7 +390,8 @@ class OrderedLog(Carrier):
         oldest = self._lowest_run
         if oldest is None:
             return self.ledger.next > 1
-        held, size = self.ledger.next - oldest.position, self._end - oldest.end + oldest.size
+        held = self.ledger.next - oldest.position
+        size = self._bytes_behind(oldest) + oldest.size
         roomy = held < limits.retained_publications and size < limits.retained_bytes
         if self._arriving:
             arriving = self._arriving[0].end - oldest.end + oldest.size
@@ -370,6 +430,7 @@ class OrderedLog(Carrier):
         after, latest = self._lowest_run, _latest(bodies)
         stamp = latest if after is None else min(latest, after.stamp)
         self._stamp = max(self._stamp, stamp)
+        edition = self.free_edition(past.stream, past.first, past.position)
         placed = Placed(
             self.stream.channel,
             past.position,
@@ -381,16 +442,18 @@ class OrderedLog(Carrier):
             self._end if after is None else after.end - after.size,
             stamp,
             now,
+            edition,
         )
         if self.ledger.archive is None:
             self.ledger.prepend(split_digests(past.digests), bodies)
             self._memory.appendleft(placed)
-            self._offers[past.stream, past.first] = (past.offer, bodies)
+            self._offers[placed.position] = (past.offer, bodies)
+            self._newest.setdefault((past.stream, past.first), placed)
             return []
         self._arriving.append(placed)
         if latest > stamp:
             self.ledger.note_later(placed.position, placed.next - 1, latest)
-        stored = Stored(past.offer, bodies)
+        stored = Stored(past.offer, bodies, edition)
         return [Persist(stored, lazy=True), Persist(placed, lazy=True), *self._note()]
 
     def _join(self) -> list[Effect]:
@@ -406,6 +469,9 @@ class OrderedLog(Carrier):
                 oldest = self.oldest
                 stamp = self._stamp if oldest is None else oldest.stamp
                 self.ledger.base = island.base
+                self._note_seam(
+                    island.next, self._end if oldest is None else oldest.end - oldest.size
+                )
                 newest = self.ledger.note_joined(island.base, island.next, stamp)
                 self._stamp = max(self._stamp, newest)
             else:
@@ -413,6 +479,20 @@ class OrderedLog(Carrier):
                 effects.append(Forget(Placed, self.stream.channel, end, island.base))
             effects += self._note()
         return effects
+
+    def _note_seam(self, position: int, total: int) -> None:
+        """Note how much more lies behind an island that ends here than its totals say.
+
+        `total` is that of everything before this position, by the totals of the runs behind it.
+        """
+        before = self.run_before(position)
+        if before is None or before.end <= total:
+            return
+        seams = (*self._seams, Seam(position, before.end - total))
+        self._seams = tuple(sorted(seams, key=lambda seam: seam.position))
+        if len(self._seams) > MAX_SEAMS:
+            oldest, second, *others = self._seams
+            self._seams = (Seam(oldest.position, oldest.size + second.size), *others)
 
     def stop_filling(self) -> list[Effect]:
         """What lies before would not be retained, or is here."""
@@ -435,8 +515,17 @@ class OrderedLog(Carrier):
             "runs_in_memory": len(self._memory),
             "arriving": len(self._arriving),
             "islands": len(self._islands),
+            "seams": len(self._seams),
             "peaks": len(self.ledger.peaks),
         }
+
+
+def _forget_contents(gone: Placed) -> Forget:
+    """Remove the offer of a run, and what its publisher offered before it."""
+    owner = stored_under(gone.stream, gone.edition)
+    # Numbers of a line that began again may lie before those of its earlier runs.
+    since = 0 if gone.stream.line is None else gone.first
+    return Forget(Stored, owner, gone.first + 1, since)
 
 
 def _latest(bodies: Bodies) -> int:

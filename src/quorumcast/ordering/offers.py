@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import ClassVar
 
+import msgspec
+
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, split_digests
 from quorumcast.core.labels import label
 from quorumcast.core.limits import MAX_BATCH, Limits
@@ -49,18 +51,21 @@ def offer_holds(keyring: Keyring, offer: Offer) -> bool:
     return keyring.signature_holds(Signed(offer.stream.publisher, payload, offer.signature))
 
 
-class Stored(Record, frozen=True, tag=True):
+class Stored(Record, frozen=True, tag=True, omit_defaults=True):
     """An offer on disk: a broker that votes for it can produce it after a restart."""
 
     archived: ClassVar[bool] = True
 
     offer: Offer
     bodies: Bodies
+    #: Tells it from earlier runs of the same name, of a line that the state forgot and that began
+    #: again; 0 for nearly all.
+    edition: int = 0
 
     @property
     def owner(self) -> str:
         """Whose record it is."""
-        return str(self.offer.stream)
+        return stored_under(self.offer.stream, self.edition)
 
     @property
     def place(self) -> int:
@@ -68,14 +73,31 @@ class Stored(Record, frozen=True, tag=True):
         return self.offer.first
 
 
+def stored_under(stream: Stream, edition: int) -> str:
+    """The owner of the offers of a stream on disk, in one edition."""
+    return f"{stream}.{edition}" if edition else str(stream)
+
+
+class DroppedOffer(msgspec.Struct, frozen=True):
+    """Where the disk may have an offer that was dropped."""
+
+    stream: Stream
+    first: int
+    edition: int
+
+
 class WaitingOffer:
     """An offer that waits to be ordered."""
 
-    __slots__ = ("arrived", "bodies", "named", "offer", "proven", "size")
+    __slots__ = ("arrived", "bodies", "edition", "named", "offer", "proven", "restored", "size")
 
     def __init__(self, offer: Offer, bodies: Bodies, arrived: Millis, *, proven: bool) -> None:
         self.offer = offer
         self.bodies = bodies
+        #: The edition in which the disk has it; None before it is written.
+        self.edition: int | None = None
+        #: Whether a restart found it on disk. Of a line that began again it may have been ordered.
+        self.restored = False
         self.arrived = arrived
         #: Whether the signature has been checked.
         self.proven = proven
@@ -87,6 +109,11 @@ class WaitingOffer:
     def last(self) -> int:
         """The number of its last publication."""
         return self.offer.first + len(self.bodies) - 1
+
+    @property
+    def dropped(self) -> DroppedOffer:
+        """What is remembered of it when it is dropped."""
+        return DroppedOffer(self.offer.stream, self.offer.first, self.edition or 0)
 
 
 class Queue:
@@ -149,9 +176,9 @@ class Offers:
         self._changed = False
         #: Bytes that are kept because proposals name them; at most NAMED_BYTES.
         self._named_bytes = 0
-        #: What was dropped without having been ordered, and may still be on disk; emptied whenever
-        #: something is ordered or written.
-        self.dropped: list[tuple[Stream, int]] = []
+        #: What was dropped, perhaps without having been ordered, and may still be on disk; emptied
+        #: whenever something is ordered or written.
+        self.dropped: list[DroppedOffer] = []
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
@@ -235,7 +262,7 @@ class Offers:
 
     def _drop_queue(self, stream: Stream) -> None:
         queue = self._queues.pop(stream)
-        self.dropped += [(stream, first) for first in queue.runs]
+        self.dropped += [held.dropped for held in queue.runs.values()]
         self._named_bytes -= sum(held.size for held in queue.runs.values() if held.named)
         self._turn.remove(stream)
 
@@ -244,9 +271,12 @@ class Offers:
         for stream in [stream for stream in self._queues if over(stream)]:
             self._drop_queue(stream)
 
-    def put_back(self, offer: Offer, bodies: Bodies, now: Millis) -> None:
+    def put_back(
+        self, offer: Offer, bodies: Bodies, now: Millis, edition: int | None = None
+    ) -> None:
         """An offer that was checked before this broker restarted, or that was decided on."""
         held = WaitingOffer(offer, bodies, now, proven=not self._signed)
+        held.edition, held.restored = edition, edition is not None
         if held.last > self._served(offer.stream):
             # Beyond the window it was kept before, or is wanted now, because a proposal names it.
             queue = self._queues.get(offer.stream)
@@ -271,17 +301,20 @@ class Offers:
 
     def _keep(self, held: WaitingOffer, sender: NodeId) -> None:
         queue = self._queue(held.offer.stream, sender)
-        self._drop(queue, held.offer.first)
+        replaced = self._drop(queue, held.offer.first)
+        if replaced is not None and held.edition is None:
+            held.edition = replaced.edition  # it takes its place on disk as well
         queue.runs[held.offer.first] = held
         queue.bytes += held.size
         self._changed = True
         self._named_bytes += held.size if held.named else 0
 
-    def _drop(self, queue: Queue, first: int) -> None:
+    def _drop(self, queue: Queue, first: int) -> WaitingOffer | None:
         held = queue.runs.pop(first, None)
         if held is not None:
             queue.bytes -= held.size
             self._named_bytes -= held.size if held.named else 0
+        return held
 
     def _queue(self, stream: Stream, introducer: NodeId) -> Queue:
         queue = self._queues.get(stream)
@@ -363,7 +396,7 @@ class Offers:
             for first, held in list(queue.runs.items()):
                 if held.named and held.offer.item not in under_way:
                     self._drop(queue, first)
-                    self.dropped.append((stream, first))
+                    self.dropped.append(held.dropped)
             self._tidy(stream)
 
     def choose(self, most: int = MAX_BATCH) -> Batch:
@@ -411,7 +444,7 @@ class Offers:
         if not held.proven and not offer_holds(self._keyring, held.offer):
             stream = held.offer.stream
             self._drop(self._queues[stream], held.offer.first)
-            self.dropped.append((stream, held.offer.first))
+            self.dropped.append(held.dropped)
             self._tidy(stream)
             return False
         held.proven = True
@@ -425,8 +458,11 @@ class Offers:
         self._changed = True
         queue.served = max(queue.served, upto)
         queue.proposed = max(queue.proposed, queue.served)
-        for first in [first for first, held in queue.runs.items() if held.last <= upto]:
-            self._drop(queue, first)
+        for held in [held for held in queue.runs.values() if held.last <= upto]:
+            self._drop(queue, held.offer.first)
+            if stream.line is not None and not held.restored:
+                # Retention removes the runs of a line one by one, and only those with positions.
+                self.dropped.append(held.dropped)
         self._tidy(stream)
 
     def _tidy(self, stream: Stream) -> None:

@@ -23,7 +23,7 @@ from quorumcast.broadcast.times import Search
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Millis, Stream
 from quorumcast.core.limits import MAX_NUMBER, MAX_RUN, Limits
 from quorumcast.core.machine import ArchiveReader, Record
-from quorumcast.ordering.offers import Stored
+from quorumcast.ordering.offers import Stored, stored_under
 
 #: What a channel retains is decided for whole runs (`ordering.log`), not by the ledger.
 _UNBOUNDED = Limits(retained_publications=MAX_NUMBER, retained_bytes=MAX_NUMBER)
@@ -31,7 +31,7 @@ _UNBOUNDED = Limits(retained_publications=MAX_NUMBER, retained_bytes=MAX_NUMBER)
 MAX_PEAKS = 32
 
 
-class Placed(Record, frozen=True, tag=True):
+class Placed(Record, frozen=True, tag=True, omit_defaults=True):
     """The place of a run in the order of its channel."""
 
     archived: ClassVar[bool] = True
@@ -52,6 +52,8 @@ class Placed(Record, frozen=True, tag=True):
     stamp: int
     #: When this broker wrote it, by a clock that a restart may change.
     at: Millis
+    #: The edition of the offer on disk.
+    edition: int = 0
 
     @property
     def owner(self) -> str:
@@ -122,7 +124,8 @@ class PastLedger(Ledger):
         """The offer of a run on disk, with its bodies."""
         if self.archive is None:
             return None
-        found = self.archive.get(Stored, str(placed.stream), placed.first)
+        owner = stored_under(placed.stream, placed.edition)
+        found = self.archive.get(Stored, owner, placed.first)
         # A lying publisher may have offered something else under the same name.
         return found if found is not None and found.offer.digests == placed.digests else None
 

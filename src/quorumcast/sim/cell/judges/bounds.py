@@ -33,7 +33,7 @@ from quorumcast.ordering.checkpoints import HEADS_KEPT, LOG_REACH
 from quorumcast.ordering.consensus import KEPT_VALUES
 from quorumcast.ordering.epochs import MAX_MANIFESTS
 from quorumcast.ordering.execution import STREAMS_OF_A_SEAT
-from quorumcast.ordering.log import MAX_ARRIVING, MAX_ISLANDS
+from quorumcast.ordering.log import MAX_ARRIVING, MAX_ISLANDS, MAX_SEAMS
 from quorumcast.ordering.past import MAX_PEAKS
 from quorumcast.ordering.state import LINES_KEPT
 
@@ -121,6 +121,7 @@ def _of_total_order(manifest: Manifest, limits: Limits, streams: int) -> dict[st
         "runs_in_memory": limits.retained_publications + MAX_RUN,
         "arriving": MAX_ARRIVING,
         "islands": MAX_ISLANDS,
+        "seams": MAX_SEAMS,
         "peaks": MAX_PEAKS,
     }
 
