@@ -60,7 +60,7 @@ class Toy:
 
 def with_publisher(
     act: Callable[[Publisher, Toy], Coroutine[Any, Any, None]],
-    schema: pa.Schema = PAYLOAD,
+    schema: pa.Schema | None = None,
     **options: Any,
 ) -> None:
     async def main() -> None:
@@ -188,9 +188,7 @@ def test_post_bytes_are_bounded_too() -> None:
         with pytest.raises(BufferFull):
             publisher.post(b"x")
         with pytest.raises(UsageError, match="too long"):
-            Publisher(toy, Packer(PAYLOAD), PublisherOptions(CHANNEL)).post(
-                bytes(MAX_EVENT_BYTES + 1)
-            )
+            Publisher(toy, Packer(None), PublisherOptions(CHANNEL)).post(bytes(MAX_EVENT_BYTES + 1))
 
     with_publisher(act, buffer_bytes=1000)
 

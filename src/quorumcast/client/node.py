@@ -174,9 +174,8 @@ class Node:
                 self.describe_brokers,
             )
         validity_ms = entry.policy.limits.validity_ms
-        packer = Packer(
-            entry.arrow_schema(), self._now_us, valid_ms=validity_ms, urgent=options.urgent
-        )
+        schema = entry.arrow_schema() if entry.schema else None
+        packer = Packer(schema, self._now_us, valid_ms=validity_ms, urgent=options.urgent)
         publisher: Publisher
         if options.resume is None:
             publisher = Publisher(self._outgoing, packer, options)

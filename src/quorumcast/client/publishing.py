@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
-from typing import Protocol, TypeAlias
-
-import pyarrow as pa
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from quorumcast.client.arguments import check_validity
 from quorumcast.client.events import BufferFull
@@ -33,8 +31,11 @@ from quorumcast.core.ids import Channel
 from quorumcast.core.limits import MAX_BODY_BYTES, MAX_RUN
 from quorumcast.manifest.manifest import ChannelEntry
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 #: Types that `publish` takes: bytes, a mapping of columns, or a whole record batch.
-Publishable: TypeAlias = bytes | bytearray | memoryview | Mapping[str, object] | pa.RecordBatch
+Publishable: TypeAlias = "bytes | bytearray | memoryview | Mapping[str, object] | pa.RecordBatch"
 
 #: Approximate size at which a batch of events stops growing.
 BATCH_BYTES = 1024 * 1024
@@ -160,12 +161,12 @@ class Publisher:
         """Publish and wait until enough brokers hold it; waits for room if there is none."""
         if not self._opaque and isinstance(event, Mapping):
             self._packer.pack([event])  # raises a schema error here, not in a later flush
+        post: Callable[[Any], None] = self.post
+        if type(event) is not self._kind and _is_batch(event):
+            post = self.post_batch
         while True:
             try:
-                if isinstance(event, pa.RecordBatch):
-                    self.post_batch(event)
-                else:
-                    self.post(event)
+                post(event)
                 break
             except BufferFull:
                 await self.ready()
@@ -317,7 +318,8 @@ class Publisher:
     def adopt(self, entry: ChannelEntry | None) -> None:
         """Adopt the channel of a new epoch."""
         if entry is not None:
-            self._packer.adopt(entry.arrow_schema())
+            if entry.schema:
+                self._packer.adopt(entry.arrow_schema())
             if self._valid_ms is None:
                 self._packer.valid_ms = entry.policy.limits.validity_ms
 
@@ -384,6 +386,12 @@ class Publisher:
             await self.close()
         elif self._closed is None:
             self._end()
+
+
+def _is_batch(event: object) -> bool:
+    import pyarrow as pa  # not at the top: publishers of payloads do without Arrow
+
+    return isinstance(event, pa.RecordBatch)
 
 
 def _within(events: list[object], limit: int) -> int:

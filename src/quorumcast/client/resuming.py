@@ -22,9 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Protocol
 
 from quorumcast.client.arguments import time_of_resumed
 from quorumcast.client.options import PublisherOptions, Resumption
@@ -33,8 +31,10 @@ from quorumcast.client.publishing import Publisher
 from quorumcast.core.envelope import microseconds_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
-from quorumcast.core.publication import batch_of_payloads, batch_of_rows
 from quorumcast.manifest.manifest import ChannelEntry
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def check_resumable(entry: ChannelEntry, *, urgent: bool) -> None:
@@ -117,11 +117,7 @@ class ResumedPublisher(Publisher):
 
     def post(self, event: bytes | bytearray | memoryview | Mapping[str, object]) -> None:
         """Publish an event as one publication, without waiting."""
-        admitted = self._packer.admit(event)
-        if isinstance(admitted, bytes):
-            self.post_batch(batch_of_payloads([admitted]))
-        else:
-            self.post_batch(batch_of_rows([admitted], self._packer.schema))
+        self.post_batch(self._packer.as_batch([self._packer.admit(event)]))
 
     def post_batch(self, batch: pa.RecordBatch, at: datetime | None = None) -> None:
         """Publish a record batch as one publication, without waiting; `at` is its time."""

@@ -24,12 +24,15 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Protocol
 
+import pyarrow as pa
+
 from quorumcast.broadcast import application
 from quorumcast.client.arguments import check_overflow, check_start, check_timeout, check_until
 from quorumcast.client.backlog import Backlog
 from quorumcast.client.events import Batch, Event, Gap, GapError, GapReason
 from quorumcast.client.options import SubscriptionOptions
-from quorumcast.client.packing import Clock, Packer, wall_us
+from quorumcast.client.packing import Clock, wall_us
+from quorumcast.client.unpacking import unpack
 from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream, total_order
@@ -98,8 +101,8 @@ class Subscription:
         self.channel = Channel(options.channel)
         #: The present channels, and whether the subscription is established on each.
         self._channels: dict[Channel, bool] = {}
-        #: Packers of all channels so far: publications of a former one may still be queued.
-        self._packers: dict[Channel, Packer] = {}
+        #: Schemas of all channels so far: publications of a former one may still be queued.
+        self._schemas: dict[Channel, pa.Schema] = {}
         #: The newest entries of all channels so far.
         self._entries: dict[Channel, ChannelEntry] = {}
         #: The first position (None for the next publication, 0 for the oldest), and the first
@@ -192,7 +195,7 @@ class Subscription:
         """Add a channel."""
         self._entries[entry.name] = entry
         self._channels[entry.name] = False
-        self._packers[entry.name] = Packer(entry.arrow_schema())
+        self._schemas[entry.name] = entry.arrow_schema()
 
     def detach(self, channel: Channel) -> None:
         """Remove a channel; publications that are queued can still be taken."""
@@ -233,7 +236,7 @@ class Subscription:
         """Adopt a channel of a new epoch."""
         if entry is not None:
             self._entries[entry.name] = entry
-            self._packers[entry.name].adopt(entry.arrow_schema())
+            self._schemas[entry.name] = entry.arrow_schema()
 
     def fail(self, error: Exception) -> None:
         """End with an error, which iteration raises once the queue is empty."""
@@ -377,8 +380,8 @@ class Subscription:
             self.expired += 1
             self._host.ignored(EXPIRED, 1)
             return None
-        packer = self._packers[item.stream.channel]
-        unpacked = None if envelope is None else packer.unpack(item.body)
+        schema = self._schemas[item.stream.channel]
+        unpacked = None if envelope is None else unpack(item.body, schema)
         if envelope is None or unpacked is None:
             self.undecodable += 1
             self._host.undecodable(item)

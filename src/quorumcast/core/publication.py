@@ -1,7 +1,8 @@
 """Publications are Arrow record batches: events are rows, contents are one IPC message.
 
 What comes before the message (`core.envelope`) is the caller's; here it is only kept in mind that
-the two are made into one piece with one copy.
+the two are made into one piece with one copy. Events without a schema also have a way without Arrow
+(`core.payloads`).
 
 Both sides know the channel's schema, so only the batch travels. Brokers of a topic channel never
 look inside. What a subscriber reads was written by a publisher that may be malicious, so a batch
@@ -21,7 +22,8 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import MAX_BODY_BYTES, MAX_ROWS
+from quorumcast.core.limits import MAX_ROWS
+from quorumcast.core.payloads import check_size
 
 #: The schema of a channel that names none: opaque bytes.
 _BINARY = pa.binary()
@@ -43,18 +45,10 @@ _U16, _U32, _I32 = (struct.Struct(code).unpack_from for code in ("<H", "<I", "<i
 
 def encode_batch(batch: pa.RecordBatch, before: bytes = b"") -> bytes:
     """The contents of a publication: what comes before the message, and the message."""
-    if batch.num_rows > MAX_ROWS:
-        raise UsageError(
-            f"this publication has {batch.num_rows:,} events; at most {MAX_ROWS:,} fit into one: "
-            "publish smaller batches"
-        )
+    check_size(batch.num_rows, 0)
     # Joining is the copy that is needed anyway, from Arrow's memory to ours.
     body = b"".join((before, batch.serialize()))
-    if len(body) > MAX_BODY_BYTES:
-        raise UsageError(
-            f"this publication has {len(body):,} bytes; at most {MAX_BODY_BYTES:,} fit into one: "
-            "publish smaller batches"
-        )
+    check_size(batch.num_rows, len(body))
     return body
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from quorumcast.client.packing import Packer
 from quorumcast.client.publishing import MAX_EVENT_BYTES
+from quorumcast.client.unpacking import unpack
 from quorumcast.core.errors import UsageError
 from quorumcast.core.publication import PAYLOAD, batch_of_payloads
 
@@ -59,9 +59,8 @@ class DeadLetter(msgspec.Struct, frozen=True, tag="dead-letter-1", tag_field="ki
 
     def data(self, schema: pa.Schema | None = None) -> pa.RecordBatch:
         """Its events as a record batch of the channel's schema (None for a channel of bytes)."""
-        data, payloads = Packer(PAYLOAD if schema is None else schema).unpack(
-            self.contents or b""
-        ) or (None, None)
+        known = PAYLOAD if schema is None else schema
+        data, payloads = unpack(self.contents or b"", known) or (None, None)
         if data is None and payloads is None:
             raise UsageError(
                 f"publication {self.position} of {self.channel!r} is not in this letter, or is of "
