@@ -207,6 +207,14 @@ def test_history_that_is_none_is_refused() -> None:
     assert history().handle(none, T0) == [Drop(DropReason.BAD_RUN, ALICE)]
 
 
+def test_history_that_was_altered_anywhere_does_not_match_its_digest() -> None:
+    for at in range(len(H1)):
+        altered = bytearray(H1)
+        altered[at] ^= 1
+        event = Receive(ALICE, Publish(LANE, 1, digests(H1)), (bytes(altered),))
+        assert history().handle(event, T0) == [Drop(DropReason.BAD_BODY, ALICE)]
+
+
 def padded(size: int) -> bytes:
     """H1 as msgpack lets it be written: unknown fields are ignored, whatever their size."""
     statement = HistoryStatement(

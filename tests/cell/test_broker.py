@@ -571,6 +571,17 @@ def test_broker_keeps_to_its_journal_towards_histories_too() -> None:
     assert len(sent(synced(feed(made.handle, publish(1, b"a"), truth)), Echo)) == 1
 
 
+def test_broker_compares_no_history_with_its_journal_that_was_altered() -> None:
+    """Altered on the wire, it names other digests than its publisher wrote."""
+    policy = Policy.named("ab+history", alpha=2, journal=True)
+    true, other = (Cell(policy).history(1, 1, contents) for contents in (b"a", b"b"))
+    made = restarted(policy, publish(1, b"a"))
+    made.handle(publish(1, b"a"), T0)
+    altered = Receive(ALICE, Publish(LANE, 1, digests(true)), (other,))
+    effects = made.handle(altered, T0)
+    assert (reasons(effects), suspects(effects)) == ([DropReason.BAD_BODY], [])
+
+
 def test_broker_journal_says_up_to_where_a_stream_is_settled() -> None:
     made = broker(Policy.named("brb", journal=True))
     word = root(1, digests(b"a"))

@@ -11,7 +11,15 @@ from tests.support.ordering import Hall, agree, offer, publish, said
 
 from quorumcast.core.ids import Channel, Millis, NodeId, total_order
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send
+from quorumcast.core.machine import (
+    Drop,
+    DropReason,
+    Effect,
+    Receive,
+    Send,
+    Suspect,
+    Suspicion,
+)
 from quorumcast.core.quorum import Protection
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.backfill import (
@@ -171,6 +179,24 @@ def test_past_is_taken_once_f_plus_1_brokers_say_that_they_hold_it() -> None:
     assert not log.arriving
     fetching.take(B4, past, bodies, Millis(0))
     assert log.arriving
+
+
+def test_past_that_was_altered_is_no_false_statement() -> None:
+    made, bodies = offer(COLD, 1, b"a")
+    log = OrderedLog(total_order(ORDERS), COLD.around(B2))
+    log.ledger.archive = Disk()
+    log.skip_to(2, chained(b"", extent_root(made.digests)))
+    fetching = backfill(**{ORDERS: log})
+    past = Past(Protection.BYZANTINE, 1, b"", 1, made.stream, 1, made.digests, made.signature)
+    assert fetching.take(B1, past, (b"x", *bodies[1:]), Millis(0)) == [
+        Drop(DropReason.BAD_BODY, B1),
+        Suspect(B1, Suspicion.BAD_BODY, total_order(ORDERS), 1),
+    ]
+    assert fetching.take(B1, replace(past, chain=b"x"), bodies, Millis(0)) == [
+        Drop(DropReason.BAD_RUN, B1),
+        Suspect(B1, Suspicion.FALSE_STATEMENT, total_order(ORDERS), 1),
+    ]
+    assert not log.arriving
 
 
 def test_peer_that_was_not_asked_does_not_hasten_the_next_request() -> None:

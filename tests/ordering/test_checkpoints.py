@@ -266,12 +266,12 @@ def test_chunks_in_any_order_make_the_state() -> None:
     assert learner.catch_up.fetched() is None
 
 
-def test_chunk_that_is_wrong_is_its_senders_lie_and_asked_of_another() -> None:
+def test_chunk_that_was_altered_is_asked_of_another() -> None:
     learner = wanting()
     effects = chunk(learner, B1, 0, b"x" + STATE.chunks[0][1:])
     assert effects[:2] == [
         Drop(DropReason.BAD_BODY, B1),
-        Suspect(B1, Suspicion.FALSE_STATEMENT),
+        Suspect(B1, Suspicion.BAD_BODY),
     ]
     again = sent(effects)
     assert {send.to for send in again} == {(B3,)}

@@ -122,6 +122,15 @@ def test_offer_with_a_body_that_is_not_its_digest_is_dropped() -> None:
     assert Desk().offers.add(ALICE, made, (first, second + b"x"), T0) is DropReason.BAD_BODY
 
 
+@pytest.mark.parametrize("at", [0, -1], ids=["label", "contents"])
+def test_offer_that_was_altered_anywhere_does_not_match_its_digests(at: int) -> None:
+    """Altered on the wire: the label, which the digest covers, is not its publisher's mistake."""
+    made, (first, second) = flawed()
+    altered = bytearray(first)
+    altered[at] ^= 1
+    assert Desk().offers.add(ALICE, made, (bytes(altered), second), T0) is DropReason.BAD_BODY
+
+
 @pytest.mark.parametrize(
     "bodies",
     [

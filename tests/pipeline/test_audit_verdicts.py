@@ -19,6 +19,7 @@ from quorumcast.pipeline.audit.proofs import find_proofs
 from quorumcast.pipeline.audit.verdicts import RunJudgement, judge, verdicts
 from quorumcast.sim.cell.labels.slander import ACCUSATIONS, forgeries, slander
 from quorumcast.watch.inquiries import ANSWER
+from quorumcast.watch.observation import CONTENTS
 
 CELL = Cell(Policy.named("brb"))
 MODEL = Model(CELL.manifest.broker_ids, 1)
@@ -313,13 +314,38 @@ def test_pause_during_half_of_the_run_is_not_charged() -> None:
     assert left_out(dict.fromkeys((3, 4, 6, 7), 2)) == (B4,)
 
 
-def test_bad_contents_of_a_publisher_count_at_any_message_rate() -> None:
+@pytest.mark.parametrize(
+    ("altered", "contents", "named"),
+    [(5, 50, (ALICE,)), (5, 0, (ALICE,)), (4, 4, ()), (5, 51, ())],
+    ids=["share", "none-sent", "few", "small-share"],
+)
+def test_bad_contents_are_charged_by_their_share_of_all_contents(
+    altered: int, contents: int, named: tuple[str, ...]
+) -> None:
+    """An attacker on the wire can alter contents, so a few that do not match are nobody's lie."""
     features = [
         feature(who, ALICE, kind, reason, message="ChainRun", count=count)
         for who in (B1, B2)
-        for kind, reason, count in (("refused", "bad-body", 2), ("heard", "", 500))
+        for kind, reason, count in (
+            ("refused", "bad-body", altered),
+            ("heard", CONTENTS, contents),
+            ("heard", "", 500),
+        )
     ]
-    assert judged(features).named == (ALICE,)
+    assert judged(features).named == named
+
+
+def test_contents_altered_on_the_wire_name_nobody_beside_a_liar() -> None:
+    """The broker that lies leaves no other that may, so that one accuser is believed."""
+    features = [
+        feature(who, B4, "backwards", "decided", message="Standing") for who in (B1, B2, B3)
+    ]
+    features += [
+        feature(who, ALICE, kind, reason, message="Offer", count=count)
+        for who, altered in ((B1, 1), (B2, 2), (B3, 2))
+        for kind, reason, count in (("refused", "bad-body", altered), ("heard", CONTENTS, 340))
+    ]
+    assert judged(features, Cell(Policy.named("total"))).named == (B4,)
 
 
 def test_broker_that_forwards_an_unauthorised_offer_is_not_charged() -> None:
@@ -559,11 +585,11 @@ def test_leader_of_withheld_contents_is_excused_by_a_lying_publisher() -> None:
 
 def test_observations_covered_by_several_rules_are_counted_once() -> None:
     features = [
-        feature(who, B1, kind, "bad-body", message="Contents", count=2)
+        feature(who, B1, kind, "bad-body", message="Contents", count=5)
         for who in (BOB, CAROL)
         for kind in ("suspect", "refused")
     ]
-    assert [verdict.count for verdict in verdicts(judged(features))] == [4]
+    assert [verdict.count for verdict in verdicts(judged(features))] == [10]
 
 
 def test_unexpected_message_at_one_node_is_not_charged() -> None:

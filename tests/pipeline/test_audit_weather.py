@@ -65,9 +65,10 @@ class Observed:
             self.observers.pop(broker, None)
         self.began = self.world.scheduler.now
 
-    def judged(self) -> RunJudgement:
+    def judged(self, *expected: str) -> RunJudgement:
         rows = [row for one in self.observers.values() for row in one.notes.take(all_=True)]
         assert len(rows) > 100, "they have something to say"
+        assert {row.reason for row in rows}.issuperset(expected)
         model = Model(self.cell.manifest.broker_ids, 1)
         return judge(Case(self.cell.manifest, features_of(rows, self.began)), model, [])
 
@@ -113,3 +114,12 @@ def test_distant_node_that_starts_late_is_not_named() -> None:
     cell.world.adversary.restart(late)
     cell.run_until(22000)
     assert cell.judged().named == ()
+
+
+@pytest.mark.parametrize("policy", ["total", "ab+history", "brb"])
+def test_nobody_is_named_for_contents_that_were_altered_on_the_wire(policy: str) -> None:
+    """No MAC covers contents; a few on each link do not match their digests."""
+    cell = Observed(Policy.named(policy), 7, Weather(jitter_ms=5, corruption=100))
+    cell.publish(100, 9000, 10)
+    cell.run_until(10000)
+    assert cell.judged("bad-body").named == ()

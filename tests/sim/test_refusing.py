@@ -86,6 +86,11 @@ def test_contents_that_were_altered_on_the_wire_are_nobodys_fault() -> None:
     assert judged(SUB, B1, VOTE, *blame, corruption=100) == []
 
 
+def test_altered_contents_are_refused_only_for_not_matching_their_digests() -> None:
+    blame = (Drop(DropReason.BAD_RUN, PUB), Suspect(PUB, Suspicion.EQUIVOCATION, STREAM, 1))
+    assert judged(B1, PUB, RUN, *blame, corruption=100) == ["Refusal", "Justified"]
+
+
 def test_what_was_signed_in_another_epoch_is_nobodys_fault() -> None:
     cell = make_simulated_cell(4, 1, [channel_entry("orders", Policy.named("chain"))])
     world = CellWorld(cell, 1, Weather(), [NoRefusal()])

@@ -53,7 +53,7 @@ from quorumcast.pipeline.audit.proofs import find_proofs, read_signed
 from quorumcast.watch import observation
 from quorumcast.watch.claims import FAR_AHEAD, PROBATION_MS
 from quorumcast.watch.inquiries import ANSWER
-from quorumcast.watch.observation import COLUMNS, Observation, columns_of
+from quorumcast.watch.observation import COLUMNS, CONTENTS, Observation, columns_of
 from quorumcast.watch.observer import Observer
 from quorumcast.watch.turnout import (
     BUCKETS,
@@ -725,6 +725,13 @@ def test_flood_of_different_observations_stays_bounded(monkeypatch: pytest.Monke
     rows = bob.rows("suspect")
     assert len(rows) <= 9
     assert sum(row.count for row in rows) == 100
+
+
+def test_messages_with_contents_are_counted_apart() -> None:
+    bob = Watched(BOB, "subscriber")
+    bob.hear(B1, vote(1))
+    bob.event(Receive(B1, vote(2), (b"2",)))
+    assert bob.found("heard") == {(B1, "", "Vote"), (B1, CONTENTS, "Vote")}
 
 
 def test_rows_become_columns_with_run_and_shifted_times() -> None:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from quorumcast.broadcast.bracha import Bracha
-from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch, dropped
+from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch, check_run, dropped
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Open, Publish, Pull
 from quorumcast.broadcast.signed_history import (
     REMEMBERED,
@@ -339,6 +339,10 @@ class History(Carrier):
         if message.first > self._bracha.upto + WAITING:
             # Far ones would push those out that the next one must follow.
             return dropped(event, DropReason.OUT_OF_TURN)
+        run = check_run(self._view, event, message.digests)
+        if isinstance(run, DropReason):
+            # Before the signature: an attacker on the wire may have altered the contents.
+            return dropped(event, run)
         found = self._read(event, message.first)
         if found is None:
             return dropped(event, DropReason.BAD_RUN)

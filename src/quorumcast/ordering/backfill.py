@@ -173,9 +173,12 @@ class Backfill:
             return [Drop(DropReason.NOT_HELD, sender)]
         if not log.is_next(past):
             return [Drop(DropReason.OUT_OF_TURN, sender)]
-        effects = None if self._offers.flaw(past.offer, bodies) else log.prepend(past, bodies, now)
+        flaw = self._offers.flaw(past.offer, bodies)
+        effects = None if flaw else log.prepend(past, bodies, now)
         if effects is None:
-            told = Suspect(sender, Suspicion.FALSE_STATEMENT, total_order(channel), past.position)
-            return [Drop(DropReason.BAD_RUN, sender), told]
+            altered = flaw is DropReason.BAD_BODY
+            lie = Suspicion.BAD_BODY if altered else Suspicion.FALSE_STATEMENT
+            told = Suspect(sender, lie, total_order(channel), past.position)
+            return [Drop(flaw or DropReason.BAD_RUN, sender), told]
         request.got(bodies, now)
         return effects

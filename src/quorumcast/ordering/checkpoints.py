@@ -271,7 +271,7 @@ class CatchUp:
             self._heads.pop(sender, None)
             return [
                 Drop(DropReason.BAD_BODY, sender),
-                Suspect(sender, Suspicion.FALSE_STATEMENT),
+                Suspect(sender, Suspicion.BAD_BODY),
                 *self._ask_chunks(wanted),
             ]
         self._chunks[message.index] = bodies[0]

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import msgspec
 
+from quorumcast.broadcast.contract import match
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, split_digests
 from quorumcast.core.labels import label
 from quorumcast.core.limits import MAX_BATCH, Limits
@@ -292,12 +293,11 @@ class Offers:
             return DropReason.BAD_RUN
         if len(offer.digests) % DIGEST_SIZE or len(digests) != len(bodies):
             return DropReason.BAD_RUN
-        for number, (digest, body) in enumerate(zip(digests, bodies, strict=True), offer.first):
-            if not body.startswith(label(offer.stream, number)):
-                return DropReason.BAD_RUN
-            if self._hash(body) != digest:
-                return DropReason.BAD_BODY
-        return None
+        if not match(digests, bodies, self._hash):
+            # Before the labels: one that was altered on the wire is not its publisher's mistake.
+            return DropReason.BAD_BODY
+        labels = [label(offer.stream, offer.first + place) for place in range(len(bodies))]
+        return None if all(map(bytes.startswith, bodies, labels)) else DropReason.BAD_RUN
 
     def _keep(self, held: WaitingOffer, sender: NodeId) -> None:
         queue = self._queue(held.offer.stream, sender)

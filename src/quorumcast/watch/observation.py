@@ -99,6 +99,8 @@ def forget(peer: NodeId, *memories: MutableMapping[tuple[NodeId, Any], Any]) -> 
 
 #: Reasons of LINK rows: a session ended, or packets were lost.
 DOWN, LOST = "down", "lost"
+#: The reason of HEARD rows about messages that came with contents.
+CONTENTS = "contents"
 
 
 class Kind(enum.Enum):

@@ -41,7 +41,7 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.messages import Offer
 from quorumcast.watch.claims import FAR_AHEAD, PositionClaims
 from quorumcast.watch.inquiries import Inquiries
-from quorumcast.watch.observation import DOWN, LOST, Kind, Notes, remember
+from quorumcast.watch.observation import CONTENTS, DOWN, LOST, Kind, Notes, remember
 from quorumcast.watch.ordering_watch import OrderingWatch
 from quorumcast.watch.run_votes import RunVotes
 from quorumcast.watch.sequences import Sequences
@@ -183,7 +183,7 @@ class Observer:
         name = type(message).__name__
         self._handling = (sender, name)
         self._links.on_heard(sender, now)
-        self.notes.add(now, Kind.HEARD, sender, message=name)
+        self.notes.add(now, Kind.HEARD, sender, CONTENTS if event.bodies else "", name)
         self._inquiries.on_received(now, sender, message)
         if isinstance(message, BROKER_MESSAGES) and sender not in self._manifest.broker_ids:
             return

@@ -396,7 +396,7 @@ class Broker:
             self._journal
             and _would_vouch(served, message)
             and self._journal.contradicted_by(
-                event, data, whole_runs=served.entry.policy.whole_runs
+                event, data, self._view.hash, whole_runs=served.entry.policy.whole_runs
             )
         ):
             # A publisher is suspected only for messages of its own.

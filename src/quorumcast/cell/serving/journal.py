@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import msgspec
 
+from quorumcast.broadcast.contract import match
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import ChainRun, Contents, Publish
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, NodeId, Stream, split_digests
 from quorumcast.core.limits import MAX_ENDED, MAX_NUMBER
 from quorumcast.core.machine import Effect, Forget, Receive, Record
-from quorumcast.crypto.digest import root
+from quorumcast.crypto.digest import Hasher, root
 
 
 class StreamRecord(Record, frozen=True, tag=True):
@@ -343,7 +344,9 @@ class Journal:
 
     # ------------------------------------------------------------- comparing
 
-    def contradicted_by(self, event: Receive, data: Stream, *, whole_runs: bool) -> bool:
+    def contradicted_by(
+        self, event: Receive, data: Stream, hash_: Hasher, *, whole_runs: bool
+    ) -> bool:
         """Whether a run, or a history, contradicts what was vouched for before a restart.
 
         `whole_runs`: votes are about whole runs, so a run that is cut differently contradicts, too.
@@ -355,6 +358,8 @@ class Journal:
             return True
         if message.stream.lane is not Lane.HISTORY or not event.bodies:
             return False
+        if not match(split_digests(message.digests), event.bodies, hash_):
+            return False  # altered on the wire, perhaps; the carrier refuses it
         found = read_history(event.bodies[0], data)
         if found is None:
             return False

@@ -12,6 +12,7 @@ protocol, and a quorum may lack a vote although nobody lies. These cases are not
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 
 from quorumcast.broadcast.messages import ChainRun
@@ -37,6 +38,9 @@ FLAWS = frozenset(
         DropReason.CONFLICT,
     )
 )
+#: Reasons for which contents that were altered on the wire are refused or their sender suspected.
+#: All others rest on the message, which a MAC covers, or on contents that match their digests.
+ALTERED = frozenset((DropReason.BAD_BODY, Suspicion.BAD_BODY))
 #: Suspicions that rest on time alone.
 OF_LATENESS = frozenset((Suspicion.SILENT, Suspicion.WITHHOLDS, Suspicion.BROKEN_CHAIN))
 
@@ -55,7 +59,7 @@ class NoRefusal(EffectChecker):
             return
         if _of_another_epoch(facts, effect, cause.message):
             return
-        if _may_be_altered(facts) or not all(map(correct, _quoted(cause.message))):
+        if _may_be_altered(facts, effect.reason) or not all(map(correct, _quoted(cause.message))):
             return
         what = type(cause.message).__name__
         facts.violate(
@@ -82,7 +86,8 @@ class Justified(EffectChecker):
         if effect.reason is Suspicion.BAD_VOUCHER and len(facts.manifests) > 1:
             return
         named = (effect.node, *effect.among)
-        if all(map(facts.adversary.is_correct, named)) and not _may_be_altered(facts):
+        may_be_altered = _may_be_altered(facts, effect.reason)
+        if all(map(facts.adversary.is_correct, named)) and not may_be_altered:
             about = "" if effect.stream is None else f" on {effect.stream} {effect.number}"
             self._first = f"{node} suspects {effect.node} of {effect.reason.value}{about}"
 
@@ -92,9 +97,10 @@ class Justified(EffectChecker):
             facts.violate(self.name, self._first)
 
 
-def _may_be_altered(facts: CellFacts) -> bool:
-    """Whether an attacker on the wire may have altered the contents just received."""
-    return facts.wire_tapped and isinstance(facts.cause, Receive) and bool(facts.cause.bodies)
+def _may_be_altered(facts: CellFacts, reason: enum.Enum) -> bool:
+    """Whether the reason may be that an attacker on the wire altered the contents received."""
+    has_contents = isinstance(facts.cause, Receive) and bool(facts.cause.bodies)
+    return facts.wire_tapped and has_contents and reason in ALTERED
 
 
 def _of_another_epoch(facts: CellFacts, drop: Drop, message: Message) -> bool:
