@@ -160,9 +160,9 @@ def test_broker_asked_for_a_time_answers_with_the_first_number_of_it() -> None:
     later = Millis(0)
     for since, base in ((1, 1), (20, 2), (31, 4), (41, 5)):
         later = Millis(later + REPLAYS_MS)
-        effects = made.handle(Receive(BOB, Subscribe(ORDERS, (), False, since)), later)
+        effects = made.handle(Receive(BOB, Subscribe(ORDERS, (), False, since, join=7)), later)
         assert messages(effects, Positions) == [
-            Positions(ORDERS, (Position(STREAM, base, 5, 1),), since)
+            Positions(ORDERS, (Position(STREAM, base, 5, 1),), 7)
         ]
 
 
