@@ -160,9 +160,9 @@ def test_broker_asked_for_a_time_answers_with_the_first_number_of_it() -> None:
     later = Millis(0)
     for since, base in ((1, 1), (20, 2), (31, 4), (41, 5)):
         later = Millis(later + REPLAYS_MS)
-        effects = made.handle(Receive(BOB, Subscribe(ORDERS, (), False, since)), later)
+        effects = made.handle(Receive(BOB, Subscribe(ORDERS, (), False, since, join=7)), later)
         assert messages(effects, Positions) == [
-            Positions(ORDERS, (Position(STREAM, base, 5, 1),), since)
+            Positions(ORDERS, (Position(STREAM, base, 5, 1),), 7)
         ]
 
 
@@ -336,6 +336,17 @@ def test_broker_says_that_what_histories_speak_of_is_over_before_it_has_it() -> 
     after = messages(made.handle(subscribe(), T0), Positions)
     assert before == [Positions(ORDERS, (Position(STREAM, 1, 1), Position(LANE, 1, 1)))]
     assert after == [Positions(ORDERS, (Position(STREAM, 1, 3), Position(LANE, 1, 2)))]
+
+
+def test_broker_reports_what_it_has_acknowledged_though_it_is_not_delivered_yet() -> None:
+    """Else a reader of the past that begins now would end before it."""
+    made = broker(Policy.named("brb"))
+    made.handle(Receive(ALICE, Open(STREAM, 1, 1)), T0)
+    acks = messages(made.handle(publish(1, b"a", b"b"), T0), Ack)
+    assert [(ack.upto, ack.settled) for ack in acks] == [(2, 0)]
+    assert messages(made.handle(subscribe(), T0), Positions) == [
+        Positions(ORDERS, (Position(STREAM, 1, 3),))
+    ]
 
 
 def test_broker_subscription_is_answered_with_positions() -> None:

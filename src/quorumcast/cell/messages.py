@@ -80,7 +80,8 @@ class Subscribe(Message, frozen=True, array_like=True):
     """Send me votes on this channel, from these cursors on; repeated whenever in doubt.
 
     With `since` (microseconds), `Position.base` in the answer is the first number of that time, or
-    one before it. With `until`: only numbers before that one, once.
+    one before it. With `until`: only numbers before that one, once. `join` tells the subscriptions
+    of one node apart.
     """
 
     channel: ChannelName
@@ -88,6 +89,7 @@ class Subscribe(Message, frozen=True, array_like=True):
     bodies: bool
     since: Count = 0
     until: Count = 0
+    join: Count = 0
 
 
 class Unsubscribe(Message, frozen=True, array_like=True):
@@ -99,12 +101,12 @@ class Unsubscribe(Message, frozen=True, array_like=True):
 class Positions(Message, frozen=True, array_like=True):
     """The answer to a subscription: every stream of the channel that this broker knows.
 
-    `since` is that of the `Subscribe` that it answers.
+    `join` is that of the `Subscribe` that it answers.
     """
 
     channel: ChannelName
     positions: Annotated[tuple[Position, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
-    since: Count = 0
+    join: Count = 0
 
 
 class Vote(Message, frozen=True, array_like=True):

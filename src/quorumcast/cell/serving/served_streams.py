@@ -479,6 +479,10 @@ class ServedStreams:
             if histories is not None:
                 # A subscriber that begins with the next history must not wait for earlier numbers.
                 end = max(end, carrier.settled + 1)
+            if not served.over:
+                # With Bracha's broadcast what is acknowledged need not be delivered yet. A reader
+                # of the past that begins now must not end before it.
+                end = max(end, carrier.upto + 1)
             if since_us:
                 first = _first_since(ledger, search, labelled=served.entry.policy.total)
                 # What is expected may begin earlier; the subscriber skips what is before the time.

@@ -64,6 +64,7 @@ class Interest:
         "ends",
         "entry",
         "excerpt",
+        "join",
         "pulls",
         "reports",
         "requested",
@@ -83,6 +84,7 @@ class Interest:
         start: int | None = None,
         since: int = 0,
         excerpt: Excerpt | None = None,
+        join: int = 0,
     ) -> None:
         self.channel: Channel = entry.name
         self.entry = entry
@@ -90,6 +92,8 @@ class Interest:
         self._start = start
         #: The time from which on publications are wanted, in microseconds; 0 for all.
         self._since = since
+        #: The number of this subscription, by which answers to earlier ones are told from its own.
+        self.join = join
         #: Set if it has an end.
         self.excerpt = excerpt
         #: What was asked for of a total order.
@@ -170,7 +174,7 @@ class Interest:
         since = 0 if self.begun else self._since
         until = self.excerpt.asked if self.excerpt else 0
         wants_bodies = broker == self.source
-        return Subscribe(self.channel, name_in_turn(cursors), wants_bodies, since, until)
+        return Subscribe(self.channel, name_in_turn(cursors), wants_bodies, since, until, self.join)
 
     def asked_again(self) -> None:
         """Note that all brokers are asked for everything from the cursors on."""
@@ -193,8 +197,9 @@ class Interest:
 
     def on_positions(self, broker: NodeId, message: Positions) -> tuple[bool, list[Effect]]:
         """Note what a broker holds; returns whether to send cursors anew."""
-        if not self.begun and message.since != self._since:
-            return False, []  # it answers an earlier subscription, which began elsewhere
+        if message.join != self.join:
+            # It answers an earlier subscription, so it may be from before this one was made.
+            return False, []
         held = {p.stream: p for p in message.positions if self._relevant(p.stream)}
         self.reports.replace(broker, held)
         if not self.begun:

@@ -81,6 +81,7 @@ class Subscriber:
         "_accusations",
         "_fetcher",
         "_interests",
+        "_joins",
         "_recaller",
         "_refusals",
         "_skipped",
@@ -93,6 +94,8 @@ class Subscriber:
         self._accusations = Accusations(view)
         #: One interest per channel joined.
         self._interests: dict[Channel, Interest] = {}
+        #: How many subscriptions there were.
+        self._joins = 0
         #: Brokers that can be reached, in the order in which they came.
         self._up: dict[NodeId, None] = {}
         self._fetcher = Fetcher(view, self._up)
@@ -212,7 +215,8 @@ class Subscriber:
         excerpt = None
         if join.until:
             excerpt = Excerpt(join.until, entry.policy.limits, self._skipped)
-        interest = Interest(self._view, entry, join.start, join.since, excerpt)
+        interest = Interest(self._view, entry, join.start, join.since, excerpt, join=self._joins)
+        self._joins += 1
         self._interests[channel] = interest
         self._fetcher.choose_source(interest)
         return [*self._ask_all(interest), SetTimer(Refresh(channel), REFRESH_MS)]
@@ -354,7 +358,9 @@ class Subscriber:
             cursors = (Cursor(acceptor.stream, span[0]),)
             for broker in self._up:
                 bodies = broker == interest.source
-                asked = Subscribe(interest.channel, cursors, bodies, until=span[1])
+                asked = Subscribe(
+                    interest.channel, cursors, bodies, until=span[1], join=interest.join
+                )
                 effects.append(Send((broker,), asked))
         return effects
 

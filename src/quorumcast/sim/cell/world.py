@@ -34,7 +34,7 @@ class CellMonitor(Monitor[CellFacts]):
         facts: CellFacts,
         checkers: Sequence[Checker[CellFacts]],
         lies: Lies,
-        on_positions: Callable[[NodeId, Channel], None],
+        on_positions: Callable[[NodeId, NodeId, Channel], None],
     ) -> None:
         super().__init__(facts, checkers)
         self._lies = lies
@@ -43,7 +43,7 @@ class CellMonitor(Monitor[CellFacts]):
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
         super().on_event(node, event, now)
         if type(event) is Receive and type(event.message) is Positions:
-            self._on_positions(node, event.message.channel)
+            self._on_positions(node, event.sender, event.message.channel)
 
     def on_effect(self, node: NodeId, effect: Effect, now: Millis) -> None:
         if type(effect) is Send:
@@ -164,16 +164,32 @@ class CellWorld(World[CellFacts]):
 
         self.add(name, make, self.cell.manifest.broker_ids)
 
-    def _check_begun(self, name: NodeId, channel: Channel) -> None:
-        """Record the start of a subscription if a broker's answer was the last one needed."""
+    def _check_begun(self, name: NodeId, broker: NodeId, channel: Channel) -> None:
+        """Record who has answered, and the start of a subscription if enough brokers have.
+
+        Like clients, which look after each answer whether a subscription has begun.
+        """
         reader = self.facts.reader(name, channel)
         if reader is None or reader.standing_at is not None:
             return
         node = self.nodes[name]
+        machine = node.machine
+        if not isinstance(machine, Subscriber):
+            return
+        begun, silent = machine.joined(channel), machine.silent(channel)
 
         def check() -> None:
-            if node.up and isinstance(node.machine, Subscriber) and node.machine.joined(channel):
-                self.facts.begun(name, channel, self.scheduler.now)
+            if not node.up or node.machine is not machine:
+                return
+            if not begun:
+                # Other answers of this moment may have come after the one with which it began.
+                still = [b for b in silent if b != broker or b in machine.silent(channel)]
+                self.facts.answered(name, channel, still)
+            if machine.joined(channel):
+                ends = machine.ends(channel)
+                if reader.until:
+                    ends = {total_order(channel): machine.end(channel)}
+                self.facts.begun(name, channel, self.scheduler.now, ends)
 
         # After the machine has handled the answer.
         self.scheduler.after(0, check)

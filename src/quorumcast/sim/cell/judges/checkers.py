@@ -56,6 +56,7 @@ from quorumcast.ordering.messages import (
 from quorumcast.sim.cell.judges.facts import CellFacts, may_publish, may_subscribe
 from quorumcast.sim.cell.judges.journaling import Journaled
 from quorumcast.sim.cell.judges.order import TotalOrder
+from quorumcast.sim.cell.judges.reading import ReadToTheEnd
 from quorumcast.sim.cell.judges.refusing import Justified, NoRefusal
 from quorumcast.sim.kernel.judging import Checker, EffectChecker
 
@@ -450,6 +451,7 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker[CellFacts]]:
         Questions(),
         NoRefusal(),
         Justified(),
+        ReadToTheEnd(),
     ]
 
 

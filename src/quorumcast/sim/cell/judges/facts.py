@@ -7,7 +7,7 @@ subscription, from `Join` to `Leave` or crash, is a *reader*: liveness is promis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -61,6 +61,28 @@ def _is_client(manifest: Manifest, node: NodeId) -> bool:
     return any(client.id == node for client in manifest.clients)
 
 
+class OwedPast(msgspec.Struct, eq=False):
+    """What a reader of the past is owed, and what it was told of its end.
+
+    `replay` and batch reads of Spark end where the subscriber says that the channel ended.
+    """
+
+    #: What was acknowledged when the reader joined: the last number of each stream.
+    acknowledged: dict[Stream, int]
+    #: The last number of each stream that each correct broker had acknowledged by then.
+    held: dict[tuple[Stream, NodeId], int]
+    #: Brokers whose answers came before the subscriber settled where its streams begin and end.
+    answered: dict[NodeId, None] = {}
+    #: Brokers that may have denied what they had acknowledged.
+    unreliable: dict[NodeId, None] = {}
+    #: The next number of each stream that is to be read, as the application was told.
+    ends: dict[Stream, int] = {}
+    #: Last time by then at which more than f brokers had lost their contents; -1: never.
+    lost_at: int = -1
+    #: Whether the application has got everything before `ends`, and so has ended.
+    concluded: bool = False
+
+
 class Reader(msgspec.Struct, eq=False):
     """One subscription of one subscriber to one channel, from `Join` to `Leave` or crash."""
 
@@ -97,6 +119,8 @@ class Reader(msgspec.Struct, eq=False):
     recalling: dict[int, None] = msgspec.field(default_factory=dict)
     #: Requested receipts that have not come.
     proving: dict[tuple[Stream, int], None] = msgspec.field(default_factory=dict)
+    #: Set if it begins in the past.
+    past: OwedPast | None = None
 
     def upto(self, stream: Stream) -> int:
         """The last number accepted or announced as lost."""
@@ -231,6 +255,9 @@ class CellFacts(kernel.Facts):
                 self.erased[self.manifest.hash(contents)] = (stream, number)
             self.acknowledged.pop(stream, None)
             self.reached.pop(stream, None)
+        for reader in self.readers:
+            if reader.channel == channel and reader.past is not None:
+                reader.past.acknowledged.clear()
         self._discarded[total_order(channel)] = last
         self.places = {at: n for at, n in self.places.items() if at[0].channel != channel}
 
@@ -270,6 +297,8 @@ class CellFacts(kernel.Facts):
                 self.longest_submission = max(self.longest_submission, len(bodies))
             case Join(channel=channel) if self.adversary.is_correct(node):
                 reader = Reader(node, channel, now, start=event.start, until=event.until)
+                if event.start is not None:
+                    reader.past = self._past(channel)
                 self.readers.append(reader)
                 self._current[node, channel] = reader
             case Recall(channel=channel, first=first, count=count):
@@ -285,8 +314,24 @@ class CellFacts(kernel.Facts):
             case _:
                 pass
 
-    def begun(self, node: NodeId, channel: Channel, now: Millis) -> None:
-        """A subscriber has learned where its streams begin: later publications are due to it."""
+    def _past(self, channel: Channel) -> OwedPast:
+        safe = {s: upto for s, upto in self.acknowledged.items() if s.channel == channel}
+        return OwedPast(safe, {key: upto for key, upto in self.held.items() if key[0] in safe})
+
+    def answered(self, node: NodeId, channel: Channel, silent: Collection[NodeId]) -> None:
+        """A subscriber that has not begun has heard from all brokers but these."""
+        reader = self._current.get((node, channel))
+        if reader is not None and reader.past is not None and reader.standing_at is None:
+            heard = [name for name in self.manifest.broker_ids if name not in silent]
+            reader.past.answered = dict.fromkeys(heard)
+
+    def begun(
+        self, node: NodeId, channel: Channel, now: Millis, ends: Mapping[Stream, int] | None = None
+    ) -> None:
+        """A subscriber has learned where its streams begin: later publications are due to it.
+
+        `ends`: the next number of each stream that its application is to read from the past.
+        """
         reader = self._current.get((node, channel))
         if reader is not None and reader.standing_at is None:
             reader.standing_at = now
@@ -294,6 +339,28 @@ class CellFacts(kernel.Facts):
             reader.ordered = self.ordered(total_order(channel))
             reader.retained = self.retained(channel)
             reader.discarded = self._discarded.copy()
+            if reader.past is not None:
+                reader.past.ends = dict(ends or {})
+                reader.past.lost_at = self.lost_at
+                reader.past.unreliable = self._unreliable(channel)
+                self._note_end(reader)
+
+    def _unreliable(self, channel: Channel) -> dict[NodeId, None]:
+        """Brokers that are faulty, or have lost contents and may not have got them back."""
+        entry = self.manifest.channel(channel)
+        found = dict.fromkeys((*self.adversary.faulty, *self.restarting[:1]))
+        if entry is None or not (entry.policy.total and entry.policy.journal):
+            found |= self.adversary.lossy  # no journal has the contents
+        brokers = {name: None for m in self.manifests.values() for name in m.broker_ids}
+        return {name: None for name in found if name in brokers}
+
+    def _note_end(self, reader: Reader) -> None:
+        """Note whether a reader of the past has come to its end."""
+        past = reader.past
+        if past is not None and reader.standing_at is not None and not past.concluded:
+            past.concluded = all(
+                reader.upto(stream) >= end - 1 for stream, end in past.ends.items()
+            )
 
     def reader(self, node: NodeId, channel: Channel) -> Reader | None:
         """The current reader of a subscriber on a channel."""
@@ -316,6 +383,7 @@ class CellFacts(kernel.Facts):
                     if effect.position:
                         self.places[stream, number] = effect.position
                         reader.position, reader.placed = effect.position, (stream, number)
+                    self._note_end(reader)
             case DeliverGap(stream=stream, first=first, upto=upto):
                 reader = self.reader(node, stream.channel)
                 if reader is not None:
@@ -323,6 +391,7 @@ class CellFacts(kernel.Facts):
                     excused = min(upto, self.let_go(stream))
                     if first <= excused:
                         reader.excused.setdefault(stream, []).append((first, excused))
+                    self._note_end(reader)
             case Renewed(stream=stream, former=former):
                 self.incarnations[node] = stream.incarnation
                 if former in self.published:
@@ -391,6 +460,19 @@ class CellFacts(kernel.Facts):
             if (other.channel, other.publisher) == (stream.channel, stream.publisher)
             and other.incarnation > stream.incarnation
         ]
+
+    def had_gone(self, reader: Reader, stream: Stream, number: int) -> bool:
+        """Whether brokers no longer had to retain a number when a reader began."""
+        entry = self.manifest.channel(stream.channel)
+        if entry is None or reader.standing_at is None:
+            return False
+        lives = (stream, *self.later_lives(stream))
+        place, discarded = number, reader.discarded.get(stream, 0)
+        top = sum(when <= reader.standing_at for life in lives for _, when in self.published[life])
+        if entry.policy.total:
+            place, top = self.places.get((stream, number), 0), reader.ordered
+            discarded = reader.discarded.get(total_order(stream.channel), 0)
+        return place <= max(discarded, top - reader.retained)
 
     def was_lost(self, stream: Stream, number: int) -> bool:
         """Whether more than f brokers have lost their contents since a number was published."""

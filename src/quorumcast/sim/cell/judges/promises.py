@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from quorumcast.core.ids import NodeId, Stream, holder, total_order
+from quorumcast.core.ids import NodeId, Stream, holder
 from quorumcast.core.statements import EvidenceKind
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Footprint
@@ -103,22 +103,9 @@ class RetainedPast:
                 for number in facts.missing(reader, stream, 1, safe):
                     if facts.was_lost(stream, number):
                         continue
-                    if not self._had_gone(facts, reader, stream, number):
+                    if not facts.had_gone(reader, stream, number):
                         return f"{reader} reads from the oldest on and lacks {stream} {number}"
         return None
-
-    def _had_gone(self, facts: CellFacts, reader: Reader, stream: Stream, number: int) -> bool:
-        """Whether brokers no longer had to retain a number when the reader began."""
-        entry = facts.manifest.channel(stream.channel)
-        if entry is None or reader.standing_at is None:
-            return False
-        lives = (stream, *facts.later_lives(stream))
-        place, discarded = number, reader.discarded.get(stream, 0)
-        top = sum(when <= reader.standing_at for life in lives for _, when in facts.published[life])
-        if entry.policy.total:
-            place, top = facts.places.get((stream, number), 0), reader.ordered
-            discarded = reader.discarded.get(total_order(stream.channel), 0)
-        return place <= max(discarded, top - reader.retained)
 
 
 class Extracts:

@@ -38,6 +38,7 @@ from quorumcast.sim.cell.known_bad import attacks
 from quorumcast.sim.cell.known_bad.members import MEMBER_VARIANTS
 from quorumcast.sim.cell.known_bad.ordering import ORDER_VARIANTS
 from quorumcast.sim.cell.known_bad.plans import PLOT, PUB1, PUB2, SUB1, SUB2, fifo_plan, mount
+from quorumcast.sim.cell.known_bad.reading import READING_VARIANTS
 from quorumcast.sim.cell.known_bad.recovery import RECOVERY_VARIANTS
 from quorumcast.sim.cell.scenario import ORDERS, QUOTES
 from quorumcast.sim.kernel import network
@@ -336,11 +337,12 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
 )  # fmt: skip
 
 
-#: Every variant: of streams in publishers' order, of total order, of getting back what was lost,
-#: and of members that change.
+#: Every variant: of streams in publishers' order, of total order, of readers of the past, of
+#: getting back what was lost, and of members that change.
 VARIANTS: tuple[Variant, ...] = (
     *_FIFO_VARIANTS,
     *ORDER_VARIANTS,
+    *READING_VARIANTS,
     *RECOVERY_VARIANTS,
     *MEMBER_VARIANTS,
 )
