@@ -22,8 +22,9 @@ from quorumcast.traces.form import read_header
 
 pytestmark = pytest.mark.runtime
 
-SECONDS = 0.8
-WARMUP = 0.2
+#: Long enough for thousands of publications.
+SECONDS = 0.4
+WARMUP = 0.1
 
 
 def brief(**settings: object) -> BenchPlan:
