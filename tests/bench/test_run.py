@@ -18,6 +18,8 @@ from tests.runtime.world import PATIENCE_S, eventually
 from quorumcast.bench.plan import CRASHES, BenchPlan
 from quorumcast.bench.run import latency, run_bench
 from quorumcast.core.errors import UsageError
+from quorumcast.runtime import digests
+from quorumcast.runtime.digests import choose_digest
 from quorumcast.traces.form import read_header
 
 pytestmark = pytest.mark.runtime
@@ -181,6 +183,14 @@ def test_bench_impossible_plan_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
         run_bench(brief(**settings))
+
+
+def test_bench_digest_that_was_chosen_for_a_run_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = choose_digest("auto")
+    monkeypatch.delattr(digests, "perf_counter")
+    assert choose_digest("auto") == chosen
 
 
 def test_latency_of_samples_is_in_milliseconds() -> None:
