@@ -51,27 +51,28 @@ async def main(cluster: LocalCluster) -> None:
         carol.subscribe("failed") as failed,
         carol.subscribe_as("orders", "billing") as billing,
     ):
-        working = asyncio.ensure_future(work(billing))
+        done = asyncio.Event()
+        working = asyncio.ensure_future(work(billing, done))
         letter = quorumcast.DeadLetter.read((await anext(failed)).payload)
-        await working
+        await done.wait()
+        working.cancel()
         order = letter.data().to_pylist()[0]["payload"].decode()
         print(f"failed: {order}, after {letter.attempts} attempts")
 
 
-async def work(billing: quorumcast.NamedSubscription) -> None:
-    """Until all is done that can be done: order 5 fails, however often it is tried."""
+async def work(billing: quorumcast.NamedSubscription, done: asyncio.Event) -> None:
+    """All is done that can be done; order 5 fails, however often it is tried."""
     left = {3, 4, 6, 7, 8}
-    tries = 0
-    while left or tries < BILLING.max_attempts:
-        delivery = await anext(billing)
+    async for delivery in billing:
         order = delivery.events[0].payload.decode()
         print(f"carol: {order}, attempt {delivery.attempt}")
         if order == "order 5":
-            tries += 1
             await delivery.nack()
-        else:
-            left.discard(delivery.position)
-            await delivery.ack()
+            continue
+        await delivery.ack()
+        left.discard(delivery.position)
+        if not left:
+            done.set()
 
 
 if __name__ == "__main__":

@@ -18,12 +18,15 @@ from tests.runtime.world import PATIENCE_S, eventually
 from quorumcast.bench.plan import CRASHES, BenchPlan
 from quorumcast.bench.run import latency, run_bench
 from quorumcast.core.errors import UsageError
+from quorumcast.runtime import digests
+from quorumcast.runtime.digests import choose_digest
 from quorumcast.traces.form import read_header
 
 pytestmark = pytest.mark.runtime
 
-SECONDS = 0.8
-WARMUP = 0.2
+#: Long enough for thousands of publications.
+SECONDS = 0.4
+WARMUP = 0.1
 
 
 def brief(**settings: object) -> BenchPlan:
@@ -180,6 +183,14 @@ def test_bench_impossible_plan_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
         run_bench(brief(**settings))
+
+
+def test_bench_digest_that_was_chosen_for_a_run_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = choose_digest("auto")
+    monkeypatch.delattr(digests, "perf_counter")
+    assert choose_digest("auto") == chosen
 
 
 def test_latency_of_samples_is_in_milliseconds() -> None:

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cli.shell import QUORUMCAST, answer, brokers_up, line, running, started
+from tests.cli.shell import QUORUMCAST, answer, base_port, brokers_up, line, running, started
 from tests.runtime.world import PATIENCE_S, eventually
 
 from quorumcast.cli.main import main
@@ -102,7 +102,8 @@ def test_backup_and_restore_refuse_with_a_sentence(
 ) -> None:
     cell, copy = tmp_path / "cell", tmp_path / "copy"
     here = ["-m", str(cell)]
-    assert main(["init", str(cell), "--channel", "orders:total+durable"]) == 0
+    place = ["init", str(cell), "--base-port", str(base_port())]
+    assert main([*place, "--channel", "orders:total+durable"]) == 0
     assert main(["backup", str(copy), *here]) == 2
     assert "0 of 4 brokers have their stores in" in capsys.readouterr().err
     assert main(["backup", str(cell), *here]) == 2
@@ -116,7 +117,8 @@ def test_backup_of_a_cell_without_stores_has_its_keys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cell, copy, again = (tmp_path / name for name in ("cell", "copy", "again"))
-    assert main(["init", str(cell), "--channel", "orders:brb"]) == 0
+    place = ["init", str(cell), "--base-port", str(base_port())]
+    assert main([*place, "--channel", "orders:brb"]) == 0
     assert main(["epoch", "add-client", "carol", "-m", str(cell)]) == 0
     assert main(["backup", str(copy), "-m", str(cell)]) == 0
     assert main(["restore", str(copy), str(again)]) == 0

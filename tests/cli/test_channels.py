@@ -23,6 +23,9 @@ from quorumcast.manifest.files import read_manifest
 
 pytestmark = pytest.mark.runtime
 
+#: Between two publications of the traffic. A change of the cell takes many times as long.
+PAUSE_S = 0.01
+
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -57,9 +60,10 @@ async def refused(out: Publisher) -> None:
 class Traffic:
     """A publisher and a subscriber on a channel that nobody changes, which go on all the time."""
 
-    def __init__(self, alice: Node, bob: Node) -> None:
+    def __init__(self, alice: Node, bob: Node, *, pause_s: float = PAUSE_S) -> None:
         self._alice = alice
         self._bob = bob
+        self._pause_s = pause_s
         self._stop = False
         self.sent = 0
         self.got: list[bytes] = []
@@ -75,6 +79,7 @@ class Traffic:
             while not self._stop:
                 await out.publish(b"%d" % self.sent)
                 self.sent += 1
+                await asyncio.sleep(self._pause_s)
 
     async def _take(self) -> None:
         async for event in self._inbox:
@@ -165,7 +170,7 @@ def test_retention_changes_down_and_up_while_the_channel_is_in_use(cell: Path) -
         manifest = cell / "manifest.json"
         alice = await connect(manifest, cell / "alice.identity", timeout_s=PATIENCE_S)
         bob = await connect(manifest, cell / "bob.identity", timeout_s=PATIENCE_S)
-        async with alice, bob, Traffic(alice, bob) as traffic:
+        async with alice, bob, Traffic(alice, bob, pause_s=0) as traffic:
             await until(lambda: traffic.sent >= 500)
             assert max(await held()) >= 500
             done = await command("channel", "change", "orders", "--retain", "10KB", "-m", cell)

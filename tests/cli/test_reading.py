@@ -107,13 +107,15 @@ async def publish_one_by_one(cell: Path, channel: str, count: int) -> None:
 
 
 @pytest.fixture
-def told(cell: Path) -> Callable[..., str]:
+def told(cell: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """What a command says on standard error."""
 
     def tell(*arguments: object) -> str:
-        asked = [*QUORUMCAST, *map(str, arguments), "-m", str(cell)]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-        return done.stderr
+        capsys.readouterr()
+        code = main([*map(str, arguments), "-m", str(cell)])
+        said = capsys.readouterr().err
+        assert code == 0, said
+        return said
 
     return tell
 

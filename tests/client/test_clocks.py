@@ -7,7 +7,7 @@ import logging
 import secrets
 
 import pytest
-from tests.runtime.world import run
+from tests.support.leaping import leap
 
 from quorumcast.client import outgoing
 from quorumcast.client.outgoing import BITS_AFTER_MS, incarnation_at
@@ -53,7 +53,7 @@ def lives(policy: str, *offsets_us: int, listening: bool = False) -> list[bytes]
                     got.append((await anext(sub)).payload)
             return got
 
-    return run(main())
+    return leap(main())
 
 
 POLICIES = ["direct", "ab", "ab+history", "brb", "chain", "chain+history", "total", "total-crash"]

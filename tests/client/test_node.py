@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.runtime.world import run, until
+from tests.runtime.world import until
+from tests.support.leaping import leap
 
 from quorumcast.broadcast import application
 from quorumcast.broadcast.application import Deliver
@@ -29,7 +30,7 @@ def in_cell(act: Callable[[MemoryCell], Coroutine[Any, Any, None]], **options: A
         async with MemoryCell(**options) as cell:
             await act(cell)
 
-    run(main())
+    leap(main())
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)

@@ -1,7 +1,7 @@
 """Clients beyond the limit of a channel are refused, and admitted once there is room."""
 
 import pytest
-from tests.runtime.world import run
+from tests.support.leaping import leap
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Limits
@@ -39,7 +39,7 @@ def test_client_beyond_the_limit_is_refused_and_admitted_later_in_the_same_proce
                         return found
         raise AssertionError
 
-    found = run(scenario())
+    found = leap(scenario())
     assert [payload for payload in found if payload != b"refused"] == [
         b"first",
         b"second",

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 from tests.client.test_times import in_a_loop
-from tests.runtime.world import run
+from tests.support.leaping import leap
 
 from quorumcast.client import Resumption
 from quorumcast.client.outgoing import Outgoing
@@ -56,7 +56,7 @@ def test_resumed_publisher_says_that_the_order_was_not_confirmed(
             with pytest.raises(TimeoutError, match="'import' on 'events' was not confirmed within"):
                 await publisher.close()
 
-    run(main())
+    leap(main())
 
 
 @in_a_loop

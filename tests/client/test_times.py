@@ -7,7 +7,8 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from tests.runtime.world import run, until
+from tests.runtime.world import until
+from tests.support.leaping import leap
 
 from quorumcast.client import Batch, Node, UsageError
 from quorumcast.core.envelope import time_of, write_envelope
@@ -36,7 +37,7 @@ class Clock:
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     @wraps(test)
     def wrapper(*args: Any, **kwargs: Any) -> None:
-        run(test(*args, **kwargs))
+        leap(test(*args, **kwargs))
 
     return wrapper
 

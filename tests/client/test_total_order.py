@@ -6,7 +6,8 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from tests.runtime.world import PATIENCE_S, run, until
+from tests.runtime.world import PATIENCE_S, until
+from tests.support.leaping import leap
 
 from quorumcast.client import Batch, Gap, GapError, Node
 from quorumcast.core.errors import UsageError
@@ -23,7 +24,7 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
     @wraps(test)
     def running(*args: Any, **options: Any) -> None:
-        run(test(*args, **options))
+        leap(test(*args, **options))
 
     return running
 

@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.runtime]
 
 #: What is published when all is done.
 LAST = 1_000_000
+#: Between two publications. A change takes many times as long, and more would only cost time.
+PAUSE_S = 0.01
 
 
 async def node(cell: LocalCluster, name: str) -> Node:
@@ -51,10 +53,11 @@ class Load:
             acting = loop.run_in_executor(None, act)
 
             async def publish() -> None:
-                # Some of it is always under way while the epoch changes, and some comes after it.
+                # Some of it is under way in each step of a change, and some comes after it.
                 while not acting.done() or self.published < 200:
                     self.published += 1
                     await out.publish(b"%d" % self.published)
+                    await asyncio.sleep(PAUSE_S)
 
             async def read() -> None:
                 while not self.got or self.got[-1] != LAST:

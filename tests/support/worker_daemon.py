@@ -5,6 +5,7 @@ short task costs. And workers wait for everybody's vote as long as it takes: on 
 broker may be slower than a reader usually waits for it, and its dissent would not be seen.
 """
 
+import gc
 import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a thread would not live on in what is forked
@@ -22,4 +23,6 @@ LOADED = (pd, pa, pyspark.worker, job, datasource, reading, writing)
 subscriber.ALL_VOTES_MS = 120_000  # type: ignore[attr-defined]  # it has it from `excerpt`
 
 if __name__ == "__main__":
+    gc.freeze()  # what is loaded stays shared, as in a worker of pytest
+    gc.set_threshold(50_000, 20, 50)
     daemon.manager()

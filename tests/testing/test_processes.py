@@ -33,9 +33,13 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     processes = Processes()
     children: list[Child] = []
 
-    def begin(lines: str, *arguments: str, keep: tuple[int, ...] = ()) -> Child:
+    def begin(
+        lines: str, *arguments: str, keep: tuple[int, ...] = (), arrow: bool = False
+    ) -> Child:
         with (tmp_path / "output").open("ab") as output:
-            children.append(processes.start("child", lines, *arguments, output=output, keep=keep))
+            children.append(
+                processes.start("child", lines, *arguments, output=output, keep=keep, arrow=arrow)
+            )
         return children[-1]
 
     yield begin
@@ -92,6 +96,15 @@ def test_child_ends_with_the_code_of_any_other(
     assert child.poll() == code
     child.terminate()  # is nobody's any more
     assert ("what was wrong" in (tmp_path / "output").read_text()) == (code == 1)
+
+
+def test_child_that_writes_parquet_files_has_loaded_arrow_already(
+    start: Start, tmp_path: Path
+) -> None:
+    for arrow in (False, True):
+        told = "print('pyarrow.parquet' in sys.modules, flush=True)"
+        assert start(told, arrow=arrow).wait(PATIENCE_S) == 0
+    assert (tmp_path / "output").read_text() == "False\nTrue\n"
 
 
 def test_child_that_goes_on_can_be_waited_for_and_ended(start: Start) -> None:

@@ -142,7 +142,7 @@ class ReplayRun:
         self._directory = directory
         self._progress = progress
         self._workload = read_workload(Path(plan.workload))
-        self._workers = WorkerBed(directory)
+        self._workers = WorkerBed(directory, arrow=bool(plan.cell.trace))
         trace = plan.cell.trace
         if trace:
             Path(trace).mkdir(parents=True, exist_ok=True)

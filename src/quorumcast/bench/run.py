@@ -176,7 +176,7 @@ class Bench:
         self._directory = directory
         self._progress = progress
         self._processes = ProcessorTime()
-        self._workers = WorkerBed(directory)
+        self._workers = WorkerBed(directory, arrow=bool(plan.trace or plan.observe))
         policy = plan.channel_policy()
         self._cluster = LocalCluster(
             brokers=plan.brokers,

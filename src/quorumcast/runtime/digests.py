@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from time import perf_counter
 
 from quorumcast.crypto.digest import HASHERS
@@ -16,8 +17,12 @@ def choose_digest(name: str) -> str:
     return fastest_digest() if name == "auto" else name
 
 
+@cache
 def fastest_digest() -> str:
-    """The digest that this machine computes fastest, over small and large contents alike."""
+    """The digest that this machine computes fastest, over small and large contents alike.
+
+    Measured once per process: a second measurement may choose another, and a run has one digest.
+    """
 
     def cost(name: str) -> float:
         total = 1.0

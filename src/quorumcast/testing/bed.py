@@ -57,7 +57,9 @@ def free_ports(count: int) -> list[int]:
 class Bed:
     """Named processes on this machine."""
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, *, arrow: bool = False) -> None:
+        #: Whether the processes write Parquet files.
+        self._arrow = arrow
         self._temporary = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="quorumcast-"))
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -86,7 +88,13 @@ class Bed:
         if self.running(name):
             raise UsageError(f"{name} is running already")
         with self.log_path(name).open("ab") as log:
-            process = PROCESSES.start(module, *arguments, output=log, keep=[*keep, self.lifeline])
+            process = PROCESSES.start(
+                module,
+                *arguments,
+                output=log,
+                keep=[*keep, self.lifeline],
+                arrow=self._arrow,
+            )
         self._processes[name] = process
         return process
 

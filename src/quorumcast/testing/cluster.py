@@ -58,7 +58,7 @@ class LocalCluster(Bed):
         observe: Path | None = None,
         log_level: str = "info",
     ) -> None:
-        super().__init__(directory)
+        super().__init__(directory, arrow=bool(trace or observe))
         ports = free_ports(brokers)
         self.plan = CellSetup(
             brokers=brokers, f=f, clients=clients, channels=channels, ports=ports, repeatable=False

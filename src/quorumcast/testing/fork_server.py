@@ -39,6 +39,8 @@ class StartRequest(msgspec.Struct, frozen=True):
     directory: str
     environment: dict[str, str]
     descriptors: tuple[int, ...]
+    #: The child writes Parquet files: load Arrow before the fork, once for all children.
+    arrow: bool = False
 
 
 class ForkServer:
@@ -69,6 +71,10 @@ class ForkServer:
                     return None
                 request = msgspec.json.decode(data, type=StartRequest)
                 # Imported here, so that the next child of its kind has it already.
+                if request.arrow:
+                    from quorumcast.runtime.observations import load_arrow
+
+                    load_arrow()
                 main: Callable[[], None] = importlib.import_module(request.module).main
                 if self._fork(received):
                     _become(request, received)

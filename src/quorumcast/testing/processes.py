@@ -81,14 +81,22 @@ class Processes:
         self._fork_server: subprocess.Popen[bytes] | None = None
 
     def start(
-        self, module: str, *arguments: str, output: BufferedWriter, keep: Sequence[int] = ()
+        self,
+        module: str,
+        *arguments: str,
+        output: BufferedWriter,
+        keep: Sequence[int] = (),
+        arrow: bool = False,
     ) -> Child:
         """Run the `main` of a module in a process, and a session, of its own.
 
         Its output goes to `output`; it inherits the descriptors in `keep` under their numbers.
+        With `arrow` it has loaded Arrow already.
         """
         reading, writing = os.pipe()
-        request = StartRequest(module, arguments, str(Path.cwd()), dict(os.environ), tuple(keep))
+        request = StartRequest(
+            module, arguments, str(Path.cwd()), dict(os.environ), tuple(keep), arrow
+        )
         handed = [output.fileno(), writing, *keep]
         with self._lock:
             asking = self._open()
