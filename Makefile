@@ -2,7 +2,7 @@
 
 PYTHON  ?= python3
 # Tests wait for processes for part of their time, so more workers than cores pay.
-WORKERS ?= 3
+WORKERS ?= 4
 ARGS    ?=
 
 VENV  := .venv
