@@ -252,6 +252,7 @@ class Execution:
                 log.log_id = self.state.log_id
                 placed = log.append(extent, held.offer, held.bodies, now, held.edition or 0)
                 effects += self._later(placed)
+                held.placed = True
         named = epoch_item(batch)
         if named is not None:
             self.state.enter(named.first, self.executed, named.digests)
@@ -383,7 +384,7 @@ class Execution:
         for stream, upto in self.state.served.items():
             self.offers.serve(stream, upto)
             effects.append(self.ack(stream))
-        return effects
+        return effects + self._sweep()  # before the same runs are fetched and written
 
     # -------------------------------------------------------------- the disk
 
