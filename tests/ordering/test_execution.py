@@ -235,7 +235,7 @@ def test_offers_of_a_line_that_the_state_forgot_are_not_ordered_again(
 
     after = Bench(disk)
     after.execution.restore(snapshot)
-    after.execution.requeue({new}, T0)
+    after.execution.requeue((item(1, b"x", stream=new),), T0)
     waiting = [(held.offer.stream, held.offer.first) for held in after.execution.offers.waiting()]
     assert waiting == [(known, 2), (new, 1)]
 

@@ -576,6 +576,28 @@ def test_log_restarts_with_both_lives_of_a_line_that_was_forgotten(
     assert before[:4] == [b"a", b"b", b"c", b"other"]
 
 
+@pytest.mark.parametrize("again", [b"a", b"other"])
+@pytest.mark.parametrize("checkpoint", [8, 64])
+def test_log_executes_both_lives_of_a_line_again_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch, again: bytes, checkpoint: int
+) -> None:
+    """The last checkpoint is older than the second life, or than both."""
+    monkeypatch.setattr(states, "LINES_KEPT", 2)
+    hall = Hall(retaining(100), durable=True, checkpoint=checkpoint).begin()
+    hall.offer(1, b"a", stream=epoch(1, line=1))
+    hall.run(300)
+    publish(hall, 1, 8)
+    begun_again(hall, b"a", b"b", b"c", again)
+    before = agree(hall, *BROKERS)
+    assert (before[0], before[-1]) == (b"a", again)
+    for broker in BROKERS:
+        hall.stop(broker)
+    for broker in BROKERS:
+        hall.start(broker)
+    hall.run(1500)
+    assert agree(hall, *BROKERS) == before
+
+
 def test_log_late_broker_executes_the_later_life_of_a_line_that_was_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
