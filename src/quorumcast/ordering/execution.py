@@ -176,7 +176,7 @@ class Execution:
                 continue
             stored = archive.get(Stored, stored_under(item.stream, edition), item.first)
             if stored is not None and stored.offer.item == item:
-                self.offers.put_back(stored.offer, stored.bodies, now, edition)
+                self.offers.put_back(stored.offer, stored.bodies, now, edition, placed=True)
 
     def complete(self, batch: Batch, offer: Offer, bodies: Bodies, now: Millis) -> bool:
         """Take an offer that the next batch lacks: what is decided needs no other authority."""
@@ -447,7 +447,13 @@ class Execution:
                     self.epochs.add(stored.offer, stored.bodies, now)
                 elif self._context.log_of(stored.offer.stream.channel) is not None:
                     # Also without the right by now: it may be part of what must be decided.
-                    self.offers.put_back(stored.offer, stored.bodies, now, stored.edition)
+                    self.offers.put_back(
+                        stored.offer,
+                        stored.bodies,
+                        now,
+                        stored.edition,
+                        placed=self.state.may_have_forgotten(stored.offer.stream),
+                    )
 
     def _note_editions(
         self, archive: ArchiveReader, owner: str, named: dict[Stream, list[Item]]
@@ -468,9 +474,9 @@ class Execution:
         if newest is None or self.state.over(newest.offer.stream):
             return
         stream = newest.offer.stream
-        if stream.line is not None and stream not in self.state.served and stream not in named:
-            # The state may have forgotten the line: then all of this was ordered long ago.
-            return
+        known = stream in self.state.served or stream in named
+        if not known and self.state.may_have_forgotten(stream):
+            return  # then all of this was ordered long ago
         following = self.state.served.get(stream, 0) + 1
         while (stored := archive.first(Stored, owner, following)) is not None:
             following = stored.place + 1

@@ -97,8 +97,8 @@ class WaitingOffer:
         self.bodies = bodies
         #: The edition in which the disk has it; None before it is written.
         self.edition: int | None = None
-        #: Whether retention removes its record from disk, as that of a position. True as well for
-        #: the runs of a line that a restart found: earlier runs of these names may have positions.
+        #: Whether retention removes its record from disk, as that of a position. Also true where a
+        #: restart found it, and it may be an earlier run of its name that has a position.
         self.placed = False
         self.arrived = arrived
         #: Whether the signature has been checked.
@@ -275,11 +275,17 @@ class Offers:
             self._drop_queue(stream)
 
     def put_back(
-        self, offer: Offer, bodies: Bodies, now: Millis, edition: int | None = None
+        self,
+        offer: Offer,
+        bodies: Bodies,
+        now: Millis,
+        edition: int | None = None,
+        *,
+        placed: bool = False,
     ) -> None:
         """An offer that was checked before this broker restarted, or that was decided on."""
         held = WaitingOffer(offer, bodies, now, proven=not self._signed)
-        held.edition, held.placed = edition, edition is not None and offer.stream.line is not None
+        held.edition, held.placed = edition, placed
         if held.last > self._served(offer.stream):
             # Beyond the window it was kept before, or is wanted now, because a proposal names it.
             queue = self._queues.get(offer.stream)
