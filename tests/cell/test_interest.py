@@ -22,6 +22,7 @@ from tests.support.cells import (
 from quorumcast.broadcast.application import DeliverGap
 from quorumcast.broadcast.messages import Cursor
 from quorumcast.cell.messages import Position, Positions, Subscribe
+from quorumcast.cell.subscribing.excerpt import Excerpt, SkippedBrokers
 from quorumcast.cell.subscribing.interest import DOUBTFUL_TICKS, PATIENT_TICKS, Interest
 from quorumcast.cell.subscribing.reports import FRESH_ROUNDS
 from quorumcast.core.ids import Channel, NodeId, Stream, total_order
@@ -36,10 +37,12 @@ def interest(
     f: int = 1,
     start: int | None = None,
     since: int = 0,
+    until: int = 0,
     join: int = 0,
 ) -> Interest:
     cell = Cell(policy, n=n, f=f, publishers=(ALICE, CAROL))
-    return Interest(cell.view(BOB), cell.manifest.channels[0], start, since, join=join)
+    excerpt = Excerpt(until, policy.limits, SkippedBrokers()) if until else None
+    return Interest(cell.view(BOB), cell.manifest.channels[0], start, since, excerpt, join)
 
 
 def say(
@@ -340,6 +343,17 @@ def test_interest_reader_hears_of_what_is_acknowledged_though_a_broker_denies_it
         assert say(made, broker, next_, 1, stream) == (False, [])
     assert say(made, B3, 60, 1, stream) == (True, [])
     assert made.ends == {stream: 60}
+
+
+@pytest.mark.parametrize(("until", "waits"), [(1, True), (60, False), (61, False)])
+def test_interest_reader_of_a_range_does_not_wait_for_the_end_of_the_channel(
+    until: int, waits: bool
+) -> None:
+    """B2 is ahead of the others, as under load, and B3 is down."""
+    made = interest(Policy.named("total"), start=1, until=until)
+    stream = total_order(ORDERS)
+    assert say(made, B1, 60, 1, stream) == say(made, B2, 61, 1, stream) == (False, [])
+    assert say(made, B4, 60, 1, stream) == (not waits, [])
 
 
 def test_interest_who_wants_what_all_hold_waits_for_nobody() -> None:

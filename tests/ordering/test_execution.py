@@ -235,9 +235,25 @@ def test_offers_of_a_line_that_the_state_forgot_are_not_ordered_again(
 
     after = Bench(disk)
     after.execution.restore(snapshot)
-    after.execution.requeue({new}, T0)
+    after.execution.requeue((item(1, b"x", stream=new),), T0)
     waiting = [(held.offer.stream, held.offer.first) for held in after.execution.offers.waiting()]
     assert waiting == [(known, 2), (new, 1)]
+
+
+def test_offers_of_a_line_that_has_not_begun_wait_after_a_restart_and_leave_the_disk() -> None:
+    disk, before = Disk(), Bench(Disk())
+    line, later = (Stream(ORDERS, ALICE, resumable(1, epoch)) for epoch in (1, 2))
+    disk.keep(Stored(*offer(CELL, 2, b"x", stream=line)))  # its publisher left out the first
+    (snapshot,) = records(before.execution.checkpoint()[1])
+    assert isinstance(snapshot, Snapshot)
+
+    after = Bench(disk)
+    after.execution.restore(snapshot)
+    after.execution.requeue((), T0)
+    assert after.execution.offers.find(line, 2) is not None
+    after.hold(1, b"y", stream=later)
+    effects = after.execution.apply((item(1, b"y", stream=later),), T0)
+    assert Forget(Stored, str(line), 3, 2) in effects
 
 
 def test_snapshot_that_is_none_is_not_restored() -> None:

@@ -19,7 +19,17 @@ from tests.support.cells import (
     limited,
     sent,
 )
-from tests.support.ordering import TOTAL, TOTAL_CRASH, Hall, agree, begun, item, offer, publish
+from tests.support.ordering import (
+    BOBS,
+    TOTAL,
+    TOTAL_CRASH,
+    Hall,
+    agree,
+    begun,
+    item,
+    offer,
+    publish,
+)
 
 from quorumcast.broadcast.application import Acknowledged, Concluded, Contradicted
 from quorumcast.broadcast.messages import Ack, Open
@@ -566,6 +576,28 @@ def test_log_restarts_with_both_lives_of_a_line_that_was_forgotten(
     assert before[:4] == [b"a", b"b", b"c", b"other"]
 
 
+@pytest.mark.parametrize("again", [b"a", b"other"])
+@pytest.mark.parametrize("checkpoint", [8, 64])
+def test_log_executes_both_lives_of_a_line_again_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch, again: bytes, checkpoint: int
+) -> None:
+    """The last checkpoint is older than the second life, or than both."""
+    monkeypatch.setattr(states, "LINES_KEPT", 2)
+    hall = Hall(retaining(100), durable=True, checkpoint=checkpoint).begin()
+    hall.offer(1, b"a", stream=epoch(1, line=1))
+    hall.run(300)
+    publish(hall, 1, 8)
+    begun_again(hall, b"a", b"b", b"c", again)
+    before = agree(hall, *BROKERS)
+    assert (before[0], before[-1]) == (b"a", again)
+    for broker in BROKERS:
+        hall.stop(broker)
+    for broker in BROKERS:
+        hall.start(broker)
+    hall.run(1500)
+    assert agree(hall, *BROKERS) == before
+
+
 def test_log_late_broker_executes_the_later_life_of_a_line_that_was_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -591,3 +623,21 @@ def test_log_runs_of_a_line_that_get_no_positions_leave_the_disk() -> None:
         if kind.__name__ == "Stored" and owner == str(RESUMED)
     ]
     assert places == [1]
+
+
+def test_log_restarts_with_what_retention_dropped_of_a_line_since_the_last_checkpoint() -> None:
+    """A restart executes it again, and needs the contents."""
+    hall = Hall(retaining(4), durable=True, window=1, checkpoint=64).begin()
+    hall.offer(1, b"first", stream=BOBS)
+    for stream in (RESUMED, STREAM):  # one batch has all of these
+        for number in (1, 2, 3, 4):
+            hall.offer(number, b"%d" % number, stream=stream)
+    hall.run(500)
+    before = agree(hall, *BROKERS)
+    assert len(before) == 4
+    for broker in BROKERS:
+        hall.stop(broker)
+    for broker in BROKERS:
+        hall.start(broker)
+    hall.run(3000)
+    assert agree(hall, *BROKERS) == before

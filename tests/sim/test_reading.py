@@ -103,9 +103,9 @@ def test_reader_that_has_not_come_to_its_end_is_not_judged_by_what_it_lacks() ->
     assert not reading.broken
 
 
-def test_range_is_judged_by_the_end_of_the_channel_that_its_reader_was_told() -> None:
-    for end, broken in ((4, False), (3, True)):
-        reading = Reading("total", start=1, until=2)
+def test_empty_range_is_judged_by_the_end_of_the_channel_that_its_reader_was_told() -> None:
+    for until, end, broken in ((1, 4, False), (1, 3, True), (2, 3, False)):
+        reading = Reading("total", start=1, until=until)
         reading.begins(end, B3)
         reading.facts.on_event(SUB, Leave(ORDERS), Millis(200))
         reading.facts.on_event(SUB, Join(ORDERS), Millis(300))

@@ -7,7 +7,7 @@ agree byte for byte; checkpoints compare exactly that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 
 from quorumcast.broadcast.messages import Ack
 from quorumcast.core.ids import CELL, EPOCHS, GENESIS, Channel, Millis, NodeId, Stream
@@ -82,6 +82,7 @@ class Execution:
     __slots__ = (
         "_context",
         "_durable",
+        "_editions",
         "_ends",
         "_log",
         "_unneeded",
@@ -121,6 +122,9 @@ class Execution:
         self._unneeded: list[Effect] = []
         #: The next position of each channel at checkpoints that are not stable yet.
         self._ends: dict[int, dict[Channel, int]] = {}
+        #: Runs of lines on disk that a restart may have to execute, and their editions: a line that
+        #: began again has several runs of one name, and only one of them waits.
+        self._editions: dict[Item, int] = {}
 
     def missing(self, batch: Batch) -> list[Item]:
         """Items of a batch that are neither here nor ordered already.
@@ -160,6 +164,19 @@ class Execution:
             return None
         items = self.state.takes(batch)
         return items if all(map(self.offers.holds, self._placed(batch))) else None
+
+    def recall(self, batch: Batch, now: Millis) -> None:
+        """Read from disk what the next batch lacks because another run of its name waits."""
+        archive = self._context.archive
+        if archive is None or not self._editions:
+            return
+        for item in self.lacking(batch):
+            edition = self._editions.get(item)
+            if edition is None:
+                continue
+            stored = archive.get(Stored, stored_under(item.stream, edition), item.first)
+            if stored is not None and stored.offer.item == item:
+                self.offers.put_back(stored.offer, stored.bodies, now, edition, placed=True)
 
     def complete(self, batch: Batch, offer: Offer, bodies: Bodies, now: Millis) -> bool:
         """Take an offer that the next batch lacks: what is decided needs no other authority."""
@@ -241,6 +258,8 @@ class Execution:
     def apply(self, batch: Batch, now: Millis) -> list[Effect]:
         """Execute the next batch, everything of which is here."""
         self.executed += 1
+        for item in batch if self._editions else ():
+            self._editions.pop(item, None)
         self.state.begin(batch, self.executed)
         effects: list[Effect] = []
         served: dict[Stream, None] = {}
@@ -252,6 +271,7 @@ class Execution:
                 log.log_id = self.state.log_id
                 placed = log.append(extent, held.offer, held.bodies, now, held.edition or 0)
                 effects += self._later(placed)
+                held.placed = True
         named = epoch_item(batch)
         if named is not None:
             self.state.enter(named.first, self.executed, named.digests)
@@ -383,7 +403,7 @@ class Execution:
         for stream, upto in self.state.served.items():
             self.offers.serve(stream, upto)
             effects.append(self.ack(stream))
-        return effects
+        return effects + self._sweep()  # before the same runs are fetched and written
 
     # -------------------------------------------------------------- the disk
 
@@ -409,21 +429,43 @@ class Execution:
                 found.append((log, head))
         return found
 
-    def requeue(self, named: Container[Stream], now: Millis) -> None:
+    def requeue(self, named: Collection[Item], now: Millis) -> None:
         """Offers on disk that the state does not know as ordered wait again.
 
-        `named` are the streams of batches that this broker voted for since that state.
+        `named` are the runs in batches that this broker voted for since that state.
         """
         archive = self._context.archive
         if archive is None:
             return
+        streams: dict[Stream, list[Item]] = {}
+        for item in named:
+            streams.setdefault(item.stream, []).append(item)
         for owner in archive.owners(Stored):
-            for stored in self._unserved(archive, owner, named):
+            self._note_editions(archive, owner, streams)
+            for stored in self._unserved(archive, owner, streams):
                 if stored.offer.stream == EPOCHS:
                     self.epochs.add(stored.offer, stored.bodies, now)
                 elif self._context.log_of(stored.offer.stream.channel) is not None:
                     # Also without the right by now: it may be part of what must be decided.
-                    self.offers.put_back(stored.offer, stored.bodies, now, stored.edition)
+                    self.offers.put_back(
+                        stored.offer,
+                        stored.bodies,
+                        now,
+                        stored.edition,
+                        placed=self.state.may_have_forgotten(stored.offer.stream),
+                    )
+
+    def _note_editions(
+        self, archive: ArchiveReader, owner: str, named: dict[Stream, list[Item]]
+    ) -> None:
+        """Note which of these runs are on disk under this owner, if it is a line."""
+        newest = archive.last(Stored, owner, MAX_NUMBER)
+        if newest is None or newest.offer.stream.line is None:
+            return
+        for item in named.get(newest.offer.stream, ()):
+            stored = archive.get(Stored, owner, item.first)
+            if stored is not None and stored.offer.item == item:
+                self._editions[item] = max(stored.edition, self._editions.get(item, 0))
 
     def _unserved(
         self, archive: ArchiveReader, owner: str, named: Container[Stream]
@@ -432,9 +474,9 @@ class Execution:
         if newest is None or self.state.over(newest.offer.stream):
             return
         stream = newest.offer.stream
-        if stream.line is not None and stream not in self.state.served and stream not in named:
-            # The state may have forgotten the line: then all of this was ordered long ago.
-            return
+        known = stream in self.state.served or stream in named
+        if not known and self.state.may_have_forgotten(stream):
+            return  # then all of this was ordered long ago
         following = self.state.served.get(stream, 0) + 1
         while (stored := archive.first(Stored, owner, following)) is not None:
             following = stored.place + 1

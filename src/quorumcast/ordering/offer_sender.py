@@ -4,8 +4,9 @@ The label names stream and number. It precedes the contents, and the digests tha
 ordered cover it (`core.labels`).
 
 An offer is acknowledged once n-f brokers say that it has been ordered. One of them is correct, so a
-quorum accepted it, and on a durable channel has it on disk. That would hold with f+1 as well; but
-of n-f a reader that asks n-f brokers hears, and so reads what was acknowledged before it began.
+quorum accepted it, and on a durable channel has it on disk: for that f+1 would be enough. But a
+reader of the past asks n-f brokers where the order ends. At least one correct broker is among any
+n-f of these and any n-f of those, so the reader hears of what was acknowledged before it began.
 """
 
 from __future__ import annotations

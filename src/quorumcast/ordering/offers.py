@@ -90,15 +90,16 @@ class DroppedOffer(msgspec.Struct, frozen=True):
 class WaitingOffer:
     """An offer that waits to be ordered."""
 
-    __slots__ = ("arrived", "bodies", "edition", "named", "offer", "proven", "restored", "size")
+    __slots__ = ("arrived", "bodies", "edition", "named", "offer", "placed", "proven", "size")
 
     def __init__(self, offer: Offer, bodies: Bodies, arrived: Millis, *, proven: bool) -> None:
         self.offer = offer
         self.bodies = bodies
         #: The edition in which the disk has it; None before it is written.
         self.edition: int | None = None
-        #: Whether a restart found it on disk. Of a line that began again it may have been ordered.
-        self.restored = False
+        #: Whether retention removes its record from disk, as that of a position. Also true where a
+        #: restart found it, and it may be an earlier run of its name that has a position.
+        self.placed = False
         self.arrived = arrived
         #: Whether the signature has been checked.
         self.proven = proven
@@ -177,8 +178,8 @@ class Offers:
         self._changed = False
         #: Bytes that are kept because proposals name them; at most NAMED_BYTES.
         self._named_bytes = 0
-        #: What was dropped, perhaps without having been ordered, and may still be on disk; emptied
-        #: whenever something is ordered or written.
+        #: What was dropped without having been ordered, and may still be on disk; emptied whenever
+        #: something is ordered or written.
         self.dropped: list[DroppedOffer] = []
 
     def sizes(self) -> dict[str, int]:
@@ -263,7 +264,8 @@ class Offers:
 
     def _drop_queue(self, stream: Stream) -> None:
         queue = self._queues.pop(stream)
-        self.dropped += [held.dropped for held in queue.runs.values()]
+        for held in queue.runs.values():
+            self._note_dropped(held)
         self._named_bytes -= sum(held.size for held in queue.runs.values() if held.named)
         self._turn.remove(stream)
 
@@ -273,11 +275,17 @@ class Offers:
             self._drop_queue(stream)
 
     def put_back(
-        self, offer: Offer, bodies: Bodies, now: Millis, edition: int | None = None
+        self,
+        offer: Offer,
+        bodies: Bodies,
+        now: Millis,
+        edition: int | None = None,
+        *,
+        placed: bool = False,
     ) -> None:
         """An offer that was checked before this broker restarted, or that was decided on."""
         held = WaitingOffer(offer, bodies, now, proven=not self._signed)
-        held.edition, held.restored = edition, edition is not None
+        held.edition, held.placed = edition, placed
         if held.last > self._served(offer.stream):
             # Beyond the window it was kept before, or is wanted now, because a proposal names it.
             queue = self._queues.get(offer.stream)
@@ -308,6 +316,11 @@ class Offers:
         queue.bytes += held.size
         self._changed = True
         self._named_bytes += held.size if held.named else 0
+
+    def _note_dropped(self, held: WaitingOffer) -> None:
+        """Note that an offer was dropped that the disk may hold for no position."""
+        if not held.placed:
+            self.dropped.append(held.dropped)
 
     def _drop(self, queue: Queue, first: int) -> WaitingOffer | None:
         held = queue.runs.pop(first, None)
@@ -396,7 +409,7 @@ class Offers:
             for first, held in list(queue.runs.items()):
                 if held.named and held.offer.item not in under_way:
                     self._drop(queue, first)
-                    self.dropped.append(held.dropped)
+                    self._note_dropped(held)
             self._tidy(stream)
 
     def choose(self, most: int = MAX_BATCH) -> Batch:
@@ -444,7 +457,7 @@ class Offers:
         if not held.proven and not offer_holds(self._keyring, held.offer):
             stream = held.offer.stream
             self._drop(self._queues[stream], held.offer.first)
-            self.dropped.append(held.dropped)
+            self._note_dropped(held)
             self._tidy(stream)
             return False
         held.proven = True
@@ -460,9 +473,9 @@ class Offers:
         queue.proposed = max(queue.proposed, queue.served)
         for held in [held for held in queue.runs.values() if held.last <= upto]:
             self._drop(queue, held.offer.first)
-            if stream.line is not None and not held.restored:
+            if stream.line is not None:
                 # Retention removes the runs of a line one by one, and only those with positions.
-                self.dropped.append(held.dropped)
+                self._note_dropped(held)
         self._tidy(stream)
 
     def _tidy(self, stream: Stream) -> None:

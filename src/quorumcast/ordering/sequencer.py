@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from quorumcast.broadcast.messages import Open
-from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.machine import (
     Connected,
     Drop,
@@ -44,6 +44,7 @@ from quorumcast.ordering.messages import (
     ChunkQuery,
     Fetch,
     Fetched,
+    Item,
     LogPart,
     LogQuery,
     Offer,
@@ -374,7 +375,10 @@ class Sequencer:
         self._maybe_begin()
         while execution.executed < self._consensus.decided and not execution.halted:
             batch = self._consensus.batch(execution.executed + 1)
-            if batch is None or (taken := execution.taken(batch)) is None:
+            if batch is None:
+                break
+            execution.recall(batch, now)
+            if (taken := execution.taken(batch)) is None:
                 break  # the next tick asks for what is lacking
             if taken:
                 self._timeout.reset(now)
@@ -455,8 +459,8 @@ class Sequencer:
         return effects + self._execute(now)
 
 
-def _named(records: list[Record], executed: int) -> set[Stream]:
-    """The streams of batches that were voted for or decided after an instance."""
+def _named(records: list[Record], executed: int) -> dict[Item, None]:
+    """The runs in batches that were voted for or decided after an instance."""
     batches: list[Batch] = []
     for record in records:
         match record:
@@ -466,4 +470,4 @@ def _named(records: list[Record], executed: int) -> set[Stream]:
                 batches.append(batch)
             case _:
                 pass
-    return {item.stream for batch in batches for item in batch}
+    return {item: None for batch in batches for item in batch}

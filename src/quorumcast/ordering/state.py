@@ -142,6 +142,11 @@ class State:
             return known is not None and known.incarnation > stream.incarnation
         return stream.incarnation <= self._over.get((stream.channel, stream.publisher), -1)
 
+    def may_have_forgotten(self, stream: Stream) -> bool:
+        """Whether this may be a line that was ordered before LINES_KEPT others of its publisher."""
+        lines = self._lines.get((stream.channel, stream.publisher), ())
+        return stream.line is not None and len(lines) >= LINES_KEPT
+
     def newest(self, stream: Stream) -> int:
         """The newest incarnation of a stream's publisher on its channel, by the clock; or -1."""
         owner = (stream.channel, stream.publisher)

@@ -258,7 +258,7 @@ class LocalCluster(Bed):
     def wait_executed(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait until every running broker has executed all that any of them has, in each log.
 
-        A publication is acknowledged when f+1 brokers have executed it, so another broker may
+        A publication is acknowledged when n-f brokers have executed it, so another broker may
         answer a reader before it has executed it.
         """
         running = self._running()

@@ -211,7 +211,9 @@ class Interest:
         if len(self.reports) < self._view.quorums.responders:
             return False, []
         patient = self._start is not None and self._doubts < DOUBTFUL_TICKS
-        if patient and self.reports.doubtful(self._start or 0):
+        # A range has an end of its own. An empty one is made to learn of the channel's.
+        to_end = self.excerpt is None or self.excerpt.until == 1
+        if patient and self.reports.doubtful(self._start or 0, to_end=to_end):
             return False, []
         return True, self._begin()
 

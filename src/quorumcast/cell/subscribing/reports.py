@@ -95,16 +95,17 @@ class Reports:
             data for held in self._held.values() for data in {stream.data: None for stream in held}
         )
 
-    def doubtful(self, start: int) -> bool:
+    def doubtful(self, start: int, *, to_end: bool = True) -> bool:
         """Whether more may be held from `start` on than enough brokers report yet.
 
-        Some lie, have lost it or are late; brokers that have not reported can tell.
+        Some lie, have lost it or are late; brokers that have not reported can tell. `to_end`: the
+        end matters as well.
         """
         streams = {stream for held in self._held.values() for stream in held}
         return any(
             max(start, self._possible(stream)) < self.agreed(stream)
             or self._disputed(stream)
-            or self._may_be_longer(stream)
+            or (to_end and self._may_be_longer(stream))
             or (not start and self._open(stream))
             for stream in streams
         )

@@ -107,8 +107,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-#: Least number and share of contents that do not match their digests. An attacker on the wire can
-#: alter contents, which no MAC covers; in labelled runs it alters less than 5 % of those on a link.
+#: Least number and share of messages whose contents do not match their digests. An attacker on the
+#: wire can alter contents, which no MAC covers; in labelled runs it alters less than 5 % of the
+#: messages with contents on a link.
 MIN_ALTERED, MIN_ALTERED_SHARE = 5, 0.1
 
 _VOTES = ("Write", "Accept", "Propose")

@@ -1,7 +1,7 @@
 """Readers of the past get everything that was acknowledged before they began.
 
 `replay`, batch reads of Spark and `Subscription.held` begin in the past and end where the
-subscriber machine says that the channel ended (`Subscriber.ends`; for a range `Subscriber.end`).
+subscriber machine says that the channel ended (`Subscriber.ends`; `Subscriber.end`).
 What a publisher had been told is safe before the reader joined lies before that end, and the reader
 gets it before it ends.
 """
@@ -34,8 +34,8 @@ class ReadToTheEnd(EffectChecker):
             return  # brokers may lose more than the others can replace
         for reader in facts.readers:
             past = reader.past
-            if past is None or reader.standing_at is None:
-                continue
+            if past is None or reader.standing_at is None or reader.until > 1:
+                continue  # a range ends at its own end (`Extracts`), unless it is empty
             if not may_subscribe(facts.manifest, reader.node, reader.channel):
                 continue  # it lost the right, or the channel was deleted
             for stream, upto in past.acknowledged.items():
