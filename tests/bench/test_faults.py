@@ -13,7 +13,8 @@ SKIPPING = ", a broker skipped"
 
 def report(plan: BenchPlan, rate: float, **figures: object) -> BenchReport:
     empty = BenchReport(
-        policy=plan.policy, alpha=plan.alpha, brokers=plan.brokers, f=1, publishers=1,
+        policy=plan.policy, alpha=plan.channel_policy().alpha, alpha_max=0,
+        brokers=plan.brokers, f=1, publishers=1,
         subscribers=1, channels=1, size=56, batch=1, fault=plan.fault, seconds=1.0,
         publications_per_s=rate, events_per_s=rate, latency_ms=LatencySample(),
         cpu_us_per_event=100.0, cpu_us_per_event_by_role={},

@@ -21,7 +21,8 @@ PLAN = BenchPlan(seconds=1.0)
 def report(plan: BenchPlan, rate: float, lost: int = 0) -> BenchReport:
     return BenchReport(
         policy=plan.policy,
-        alpha=plan.alpha,
+        alpha=plan.channel_policy().alpha,
+        alpha_max=0,
         brokers=plan.brokers,
         f=plan.tolerated(),
         publishers=plan.publishers,

@@ -11,7 +11,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import ENDLESS, Limits
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis
-from quorumcast.manifest.policy import POLICY_NAMES, Policy
+from quorumcast.manifest.policy import POLICY_NAMES, Policy, parse_alpha
 
 TABLE = [
     ("ab", Protection.BYZANTINE, Broadcast.AUTHENTICATED, 0, Basis.FORWARDED),
@@ -35,9 +35,12 @@ def test_policy_by_name_is_the_one_of_the_table(
     name: str, protection: Protection, broadcast: Broadcast, alpha: int, basis: Basis
 ) -> None:
     policy = Policy.named(name)
-    assert policy == Policy(protection=protection, broadcast=broadcast, alpha=alpha)
+    alpha_max = 512 if alpha else 0
+    assert policy == Policy(
+        protection=protection, broadcast=broadcast, alpha=alpha, alpha_max=alpha_max
+    )
     assert (policy.name, policy.basis, policy.has_history) == (name, basis, alpha > 0)
-    assert not policy.adaptive
+    assert policy.adaptive == policy.has_history
     assert policy.total == (broadcast is Broadcast.CONSENSUS)
 
 
@@ -62,6 +65,33 @@ def test_policy_adaptive_has_the_larger_alpha_as_ceiling() -> None:
     assert (policy.alpha, policy.alpha_ceiling) == (10, 500)
     assert Policy.named("ab+history", alpha=10).alpha_ceiling == 10
     assert not Policy.named("ab+history", alpha=10, alpha_max=10).adaptive
+
+
+def test_policy_adapts_alpha_within_the_window_unless_one_is_named() -> None:
+    assert Policy.named("ab+history").adaptive
+    assert not Policy.named("ab+history", alpha=100).adaptive
+    small = Policy.named("chain+history", limits=Limits(window=64))
+    assert (small.alpha, small.alpha_ceiling) == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "alpha"),
+    [("", (None, 0)), ("100", (100, 0)), ("10-512", (10, 512)), ("1-1", (1, 1))],
+)
+def test_policy_alpha_is_parsed_as_people_write_it(text: str, alpha: tuple[int, int]) -> None:
+    assert parse_alpha(text) == alpha
+
+
+@pytest.mark.parametrize("text", ["many", "-", "10-", "-10", "1.5", "10-20-30", "-1", "1e3"])
+def test_policy_alpha_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="must be a number, not"):
+        parse_alpha(text)
+
+
+def test_policy_is_described_with_its_alpha() -> None:
+    assert Policy.named("ab+history").described == "ab+history, α=100…512"
+    assert Policy.named("ab+history", alpha=7, journal=True).described == "ab+history+journal, α=7"
+    assert Policy.named("total", journal=True).described == "total+durable"
 
 
 def test_policy_without_history_ignores_alpha() -> None:

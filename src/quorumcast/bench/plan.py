@@ -61,7 +61,9 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the benchmark."""
 
     policy: str = "ab+history"
-    alpha: int = 100
+    #: Publications between histories, and the most of an adaptive α; None is the usual one.
+    alpha: int | None = None
+    alpha_max: int = 0
     brokers: int = 4
     f: int | None = None
     publishers: int = 1
@@ -116,13 +118,15 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     def channel_policy(self) -> Policy:
         """The policy of every channel of the run."""
         usual = Limits()
-        window = max(usual.window, 2 * self.alpha)
+        window = max(usual.window, 2 * max(self.alpha or 0, self.alpha_max))
         limits = Limits(
             window=window,
             vote_window=max(usual.vote_window, window),
             retained_publications=max(usual.retained_publications, window),
         )
-        return Policy.named(self.policy, alpha=self.alpha, journal=self.durable, limits=limits)
+        return Policy.named(
+            self.policy, self.alpha, self.alpha_max, journal=self.durable, limits=limits
+        )
 
     def tolerated(self) -> int:
         """f: as given, or the largest that this policy tolerates with so many brokers."""
@@ -135,7 +139,9 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The fields that the report and the header of a trace copy."""
         names = ("policy", "brokers", "publishers", "subscribers", "channels", "size", "batch")
         copied = {name: getattr(self, name) for name in names}
-        return copied | {"alpha": self.channel_policy().alpha, "f": self.tolerated()}
+        policy = self.channel_policy()
+        alpha = {"alpha": policy.alpha, "alpha_max": policy.alpha_max}
+        return copied | alpha | {"f": self.tolerated()}
 
     def events_under_way(self) -> int:
         """The window in events."""
@@ -276,6 +282,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
 
     policy: str
     alpha: int
+    #: The upper end of an adaptive α; 0 for a fixed α.
+    alpha_max: int
     brokers: int
     f: int
     publishers: int

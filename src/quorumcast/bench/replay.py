@@ -76,7 +76,9 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
         cell = self.cell
         kept = 2 * self.window
         limits = Limits(retained_publications=kept, vote_window=kept, queue=kept)
-        return Policy.named(cell.policy, alpha=cell.alpha, journal=cell.durable, limits=limits)
+        return Policy.named(
+            cell.policy, cell.alpha, cell.alpha_max, journal=cell.durable, limits=limits
+        )
 
     def share(self, names: list[str], index: int) -> list[str]:
         """The nodes of one process."""

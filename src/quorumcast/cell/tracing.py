@@ -20,6 +20,8 @@ class CellParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     policy: str
     brokers: int | None = None
     alpha: int | None = None
+    #: The upper end of an adaptive α; 0 for a fixed α.
+    alpha_max: int = 0
     publishers: int | None = None
     #: Events per publication, and bytes per event; 0: they differ.
     batch: int | None = None

@@ -15,7 +15,7 @@ table, because they would promise less than their name suggests.
 History (Freeman §5) gives the fast broadcasts totality: every α publications their digests go
 through Bracha. Bracha has totality already, and direct channels assume correct publishers, so
 neither takes a history. An adaptive channel moves α between `alpha` and `alpha_max`: up while
-histories repair nothing, down when they do (Freeman §8.1).
+histories repair nothing, down when they do (Freeman §8.1). Channels that name no α are adaptive.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis
 
 _HISTORY = "+history"
+#: α of a channel that names none: it adapts between these two. A publisher may be 2α publications
+#: ahead of its histories, which is all that brokers take with the usual window.
+ALPHA, ALPHA_MAX = 100, 512
 #: Suffixes for `journal`: "durable" where publications themselves are kept on disk, "journal" where
 #: brokers only keep what they have voted for.
 _DURABLE, _JOURNAL = "+durable", "+journal"
@@ -58,6 +61,16 @@ _KEEPS_ALL = Limits(retained_publications=EVERYTHING, retained_bytes=EVERYTHING)
 POLICY_NAMES: tuple[str, ...] = tuple(_NAMED)
 
 
+def parse_alpha(text: str) -> tuple[int | None, int]:
+    """α and its upper end: 100 stays as it is, 10-512 adapts, and nothing is the usual one."""
+    least, dash, most = text.partition("-")
+    if text and not (least.isdecimal() and (most.isdecimal() or not dash)):
+        raise UsageError(
+            f"alpha must be a number, not {text!r}; write 100, or 10-512 for one that adapts"
+        )
+    return (int(least) if least else None), int(most or 0)
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The policy of one channel."""
 
@@ -76,14 +89,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def named(
         cls,
         name: str,
-        alpha: int = 100,
+        alpha: int | None = None,
         alpha_max: int = 0,
         journal: bool = False,
         limits: Limits | None = None,
     ) -> Policy:
         """The policy of that name; α is used by policies with history only.
 
-        A durable channel keeps everything until somebody says otherwise.
+        Without `alpha` it adapts. A durable channel keeps everything until somebody says otherwise.
         """
         if name not in _NAMED:
             raise UsageError(
@@ -93,6 +106,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         history = name.endswith(_HISTORY)
         if limits is None:
             limits = _KEEPS_ALL if journal and broadcast is Broadcast.CONSENSUS else Limits()
+        if alpha is None:
+            alpha, alpha_max = min(ALPHA, limits.window), min(alpha_max or ALPHA_MAX, limits.window)
         if history and alpha == 0:
             raise UsageError(
                 f"policy {name!r} needs an alpha of 1 or more; without history it is called "
@@ -110,7 +125,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return policy
 
     @classmethod
-    def parse(cls, text: str, alpha: int = 100) -> Policy:
+    def parse(cls, text: str, alpha: int | None = None, alpha_max: int = 0) -> Policy:
         """The policy with this name, which may end in `+durable` or `+journal`."""
         name, journal = text, False
         for suffix, other in ((_DURABLE, _JOURNAL), (_JOURNAL, _DURABLE)):
@@ -121,7 +136,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise UsageError(f"policy {text!r} says twice what is kept on disk; say it once")
             if name not in _NAMED:
                 break
-            policy = cls.named(name, alpha, journal=True)
+            policy = cls.named(name, alpha, alpha_max, journal=True)
             if policy.durable != (suffix == _DURABLE):
                 raise UsageError(
                     f"{name!r} keeps its publications on disk; write '{name}{other}'"
@@ -135,7 +150,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"'{_DURABLE}' behind 'total' or 'total-crash' to keep publications on disk, "
                 f"'{_JOURNAL}' behind another to have brokers keep their word across restarts"
             )
-        return cls.named(name, alpha, journal=journal)
+        return cls.named(name, alpha, alpha_max, journal=journal)
 
     @property
     def may_split(self) -> bool:
@@ -151,6 +166,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not self.journal:
             return self.name
         return f"{self.name}{_DURABLE if self.durable else _JOURNAL}"
+
+    @property
+    def described(self) -> str:
+        """The title and α, for people."""
+        alpha = f", α={self.alpha}" if self.has_history else ""
+        return f"{self.title}{alpha}" + (f"…{self.alpha_max}" if self.adaptive else "")
 
     @property
     def durable(self) -> bool:

@@ -31,6 +31,7 @@ def channel_facts(cell: Manifest, entry: ChannelEntry) -> dict[str, Any]:
         "name": entry.name,
         "policy": policy.name,
         "title": policy.title,
+        "described": policy.described,
         "on_disk": on_disk,
         "retention": retention_of(policy.limits),
         "durable": policy.durable,
@@ -96,7 +97,7 @@ def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[st
         }
         found.add_row(
             fact["name"],
-            _policy(fact),
+            fact["described"],
             fact["retention"],
             *(shown[name] for name in properties),
             *(_far(fact["live"][broker]) for broker in brokers),
@@ -111,7 +112,7 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
 
     lines = {
         "channel": facts["name"],
-        "policy": _policy(facts),
+        "policy": facts["described"],
         "keeps": facts["retention"],
         "on disk": facts["on_disk"] or "nothing",
         "publishers": _rights(facts["publishers"]),
@@ -130,12 +131,6 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
     out = console()
     for name, text in lines.items():
         out.print(f"{name:30} {text}", markup=False, soft_wrap=True)
-
-
-def _policy(facts: dict[str, Any]) -> str:
-    alpha = f", α={facts['alpha']}" if facts["alpha"] else ""
-    most = f"…{facts['alpha_max']}" if facts["alpha_max"] else ""
-    return f"{facts['title']}{alpha}{most}"
 
 
 def _group(group: dict[str, Any]) -> str:

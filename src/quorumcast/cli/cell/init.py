@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "init cell --brokers 4 --f 1 --clients alice,bob "
-    "--channel orders:ab+history:100 --channel trades:total+durable"
+    "--channel orders:ab+history --channel trades:total+durable"
 )
 #: A channel on the command line.
 CHANNEL = "NAME[:POLICY[:ALPHA[:PUBLISHERS[:SUBSCRIBERS]]]]"
-DEFAULT_CHANNEL = "events:ab+history:100"
+DEFAULT_CHANNEL = "events:ab+history"
 #: In place of names: nobody has the right. No node can have this name.
 NOBODY = "-"
 
@@ -50,6 +50,7 @@ def init(
         typer.Option(
             metavar=CHANNEL,
             help="A channel; may be repeated. Rights are names with commas, everyone if left out. "
+            "ALPHA is 100, or 10-512 for one that adapts. "
             "'total+durable' keeps publications on disk.",
         ),
     ] = None,
@@ -99,7 +100,7 @@ def parse_channel(spec: str) -> ChannelEntry:
     """Parse a channel of the command line."""
     from quorumcast.core.ids import Channel
     from quorumcast.manifest.manifest import ChannelEntry
-    from quorumcast.manifest.policy import POLICY_NAMES, Policy
+    from quorumcast.manifest.policy import POLICY_NAMES, Policy, parse_alpha
 
     name, policy, alpha, publishers, subscribers, *rest = [*spec.split(":"), "", "", "", ""]
     if any(rest):
@@ -107,10 +108,9 @@ def parse_channel(spec: str) -> ChannelEntry:
             f"{spec!r} says too much about a channel; write "
             "NAME:POLICY:ALPHA:PUBLISHERS:SUBSCRIBERS or less"
         )
-    if alpha and not alpha.isdecimal():
-        raise UsageError(f"alpha must be a number, not {alpha!r}; write {name}:{policy}:100")
-    chosen = Policy.parse(policy or "ab+history", alpha=int(alpha or 100))
-    if int(alpha or 0) and not chosen.has_history:
+    least, most = parse_alpha(alpha)
+    chosen = Policy.parse(policy or "ab+history", least, most)
+    if (least or most) and not chosen.has_history:
         history = f"{chosen.name}+history"
         advice = (
             f"did you mean {history}:{alpha}?"
@@ -234,9 +234,8 @@ def _print(manifest: Manifest, directory: Path) -> None:
         f"{'lie' if liars or not manifest.channels else 'crash'}; digests {manifest.digest}"
     ]
     for channel in manifest.channels:
-        alpha = f", α={channel.policy.alpha}" if channel.policy.has_history else ""
         kept = retention_of(channel.policy.limits)
-        lines.append(f"  channel {channel.name}: {channel.policy.title}{alpha}, keeps {kept}")
+        lines.append(f"  channel {channel.name}: {channel.policy.described}, keeps {kept}")
     lines += [
         f"  clients {', '.join(client.id for client in manifest.clients) or 'none'}",
         f"Next:  quorumcast up {shlex.quote(str(directory))}",

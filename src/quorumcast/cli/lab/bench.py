@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quorumcast.bench.replay import ReplayReport
     from quorumcast.bench.run import Progress
 
-EXAMPLE = "bench --policy ab+history --alpha 100 --batch 0 --seconds 5 --json"
+EXAMPLE = "bench --policy ab+history --alpha 10-512 --batch 0 --seconds 5 --json"
 
 FREEMAN = "freeman"
 FAULTS = "faults"
@@ -45,7 +45,13 @@ class PlanOptions(msgspec.Struct, kw_only=True):
             "total-crash."
         ),
     ] = "ab+history"
-    alpha: Annotated[int, typer.Option(help="Publications between histories.")] = 100
+    alpha: Annotated[
+        str,
+        typer.Option(
+            help="Publications between histories: 100, or 10-512 for a number that adapts; "
+            "100-512 if left out."
+        ),
+    ] = ""
     brokers: Annotated[int, typer.Option(help="Broker processes.")] = 4
     f: Annotated[int | None, typer.Option("--f", help="Faulty ones; the most.")] = None
     publishers: Annotated[int, typer.Option(help="Publisher processes.")] = 1
@@ -81,13 +87,21 @@ class PlanOptions(msgspec.Struct, kw_only=True):
     def plan(self) -> BenchPlan:
         """The plan; checks the fault."""
         from quorumcast.bench.plan import LIE, BenchPlan, lie_of
+        from quorumcast.manifest.policy import parse_alpha
 
         fault = lie_of(self.policy) if self.fault == LIE else self.fault
         if self.fault == LIE and not fault:
             raise UsageError(f"{self.policy!r} withstands no lies; try '--fault crash'")
         trace = str(self.trace.resolve()) if self.trace else ""
         observe = str(self.observe) if self.observe else ""
-        others = {"fault": fault, "trace": trace, "observe": observe}
+        alpha, alpha_max = parse_alpha(self.alpha)
+        others = {
+            "alpha": alpha,
+            "alpha_max": alpha_max,
+            "fault": fault,
+            "trace": trace,
+            "observe": observe,
+        }
         return BenchPlan(**(msgspec.structs.asdict(self) | others))
 
 

@@ -46,7 +46,7 @@ def words(cell: CellParameters) -> list[str]:
     """Return the parts of a scenario's name."""
     found = [cell.policy]
     if cell.alpha:
-        found.append(f"α={cell.alpha}")
+        found.append(f"α={cell.alpha}" + (f"…{cell.alpha_max}" if cell.alpha_max else ""))
     if cell.brokers is not None:
         found.append(f"n={cell.brokers}")
     counts = {name: getattr(cell, name) for name in ("publishers", "subscribers", "channels")}
@@ -76,13 +76,14 @@ def beside(line: ScenarioResult) -> list[Beside]:
 
 
 def _freeman(line: ScenarioResult, cell: CellParameters) -> list[Beside]:
-    """Freeman §7.3.1 and §7.3.2: one event of 56 bytes per publication, no faults, one topic."""
+    """Freeman §7.3.1, §7.3.2: 56 bytes per publication, no faults, one topic, an α that stays."""
     latency = line.latency
     if (
         (cell.size, cell.batch, cell.channels) != (FREEMAN_SIZE, 1, 1)
         or cell.rate
         or line.scenario.fault
         or cell.durable
+        or cell.alpha_max
     ):
         return []
     found = []
