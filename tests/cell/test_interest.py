@@ -564,6 +564,26 @@ def test_interest_waits_for_a_broker_that_is_dead_only_so_long() -> None:
     assert wait(made, FRESH_ROUNDS + 1, B1, B2) == [DeliverGap(STREAM, 5, 19)]
 
 
+def test_interest_waits_for_a_dead_broker_while_another_may_still_fetch() -> None:
+    """The wait for one broker does not begin anew when another has given up fetching."""
+    made = crash_cell()
+    for _ in range(PATIENT_TICKS + FRESH_ROUNDS + 1):
+        assert wait(made, 1, B1) == []
+        assert say(made, B2, 40)[1] == []
+    assert say(made, B2, 40, base=20)[1] == [DeliverGap(STREAM, 5, 19)]
+
+
+def test_interest_waits_for_each_silent_broker_from_its_own_silence_on() -> None:
+    made = interest(Policy.named("direct-crash"), n=4, f=3)
+    for broker in (B1, B2, B3, B4):
+        say(made, broker, 5)
+    for _ in range(2 * PATIENT_TICKS):
+        assert wait(made, 1, B1, B2) == []
+        assert say(made, B3, 40)[1] == []
+    assert wait(made, PATIENT_TICKS, B1, B2) == []
+    assert wait(made, FRESH_ROUNDS + 1, B1, B2) == [DeliverGap(STREAM, 5, 19)]
+
+
 def test_interest_does_not_give_up_what_a_broker_that_answers_holds() -> None:
     made = crash_cell()
     for _ in range(3 * PATIENT_TICKS):

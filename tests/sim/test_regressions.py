@@ -216,6 +216,9 @@ FOUND = [
     "chain+history-twin-23001402",
     # A reader of the past ended before what brokers had acknowledged and not delivered yet.
     "brb-alter-970000183",
+    # A subscriber began to wait for a silent broker only when another one had given up fetching
+    # what it lacked: it was told of a gap after both waits, one after the other.
+    "direct-crash-lives-991001180",
 ]
 
 

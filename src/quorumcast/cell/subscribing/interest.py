@@ -135,8 +135,9 @@ class Interest:
         #: `next` per stream at the last refresh, and refreshes since something moved.
         self.seen: dict[Stream, int] = {}
         self.ticks = 0
-        #: Refreshes for which no broker that answers has held the next number of a stream.
-        self._waits: dict[Stream, int] = {}
+        #: Refreshes for which a broker has been silent while one that answers did not hold the next
+        #: number of a stream, by stream and silent broker.
+        self._waits: dict[Stream, dict[NodeId, int]] = {}
 
     def recount(self) -> None:
         """Go on in a new epoch; publishers without the right to publish are dropped."""
@@ -386,10 +387,11 @@ class Interest:
             acceptor = self.acceptors.get(stream)
             if acceptor is None:
                 continue
-            impatient = self._waits.get(stream, 0) >= PATIENT_TICKS
+            waits = self._waits.get(stream, {})
+            given_up = [broker for broker, ticks in waits.items() if ticks >= PATIENT_TICKS]
             # No further than a correct broker has reached: nobody holds more of an ended stream.
             first = min(
-                self.reports.oldest(stream, acceptor.next, of_those_who_answer=impatient),
+                self.reports.oldest(stream, acceptor.next, without=given_up),
                 self.reports.reached(stream),
             )
             if first > acceptor.next:
@@ -405,11 +407,13 @@ class Interest:
         if self.finished:
             return False
         if self.entry.policy.crash_only:
+            # Counted for each broker apart, and also while another may still fetch the number:
+            # else the two waits would follow one after the other.
+            silent, before = self.reports.silent(), self._waits
             self._waits = {
-                stream: self._waits.get(stream, 0) + 1
+                stream: {broker: before.get(stream, {}).get(broker, 0) + 1 for broker in silent}
                 for stream, acceptor in self.acceptors.items()
-                if self.reports.oldest(stream, acceptor.next, of_those_who_answer=True)
-                > acceptor.next
+                if self.reports.dropped_by_some(stream, acceptor.next)
             }
         stuck = self.excerpt is not None or any(a.stuck for a in self.acceptors.values())
         self.seen = {s: a.next for s, a in self.acceptors.items()}

@@ -182,7 +182,8 @@ class Recaller:
         # Brokers that are down may hold more, but are waited for only so long.
         patient = self._tries.get(interest.channel, 0) < PATIENT_TRIES
         stream = total_order(interest.channel)
-        oldest = interest.reports.oldest(stream, of_those_who_answer=not patient)
+        reports = interest.reports
+        oldest = reports.oldest(stream, without=() if patient else reports.silent())
         gone = [number for number in wanted if number < oldest]
         for number in gone:
             del wanted[number]

@@ -7,7 +7,7 @@ of correct brokers. A cell of 2f+1 brokers may yield fewer reports, and then it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from quorumcast.cell.messages import Position
 from quorumcast.core.ids import Lane, NodeId, Stream
@@ -183,17 +183,29 @@ class Reports:
         unaware = sum(broker in voters for broker in self._held) - len(oldest)
         return _rank(oldest, self.needed(stream.lane) - unaware)
 
-    def oldest(self, stream: Stream, wanted: int = 0, *, of_those_who_answer: bool = False) -> int:
+    def silent(self) -> list[NodeId]:
+        """Brokers that do not answer."""
+        return [broker for broker in self._view.brokers if not self._answers(broker)]
+
+    def dropped_by_some(self, stream: Stream, wanted: int) -> bool:
+        """Whether a broker that answers no longer holds the wanted number of a stream."""
+        return any(
+            self._answers(broker) and stream in held and _begins(held[stream], wanted) > wanted
+            for broker, held in self._held.items()
+        )
+
+    def oldest(self, stream: Stream, wanted: int = 0, *, without: Collection[NodeId] = ()) -> int:
         """The first number that enough brokers may still hold for it to be accepted.
 
-        A broker at which the stream ended before the `wanted` number will never hold it.
+        A broker at which the stream ended before the `wanted` number will never hold it. Those in
+        `without` do not count.
         """
         # A broker that has not named the stream may hold all of it.
         bases = [
             _begins(held[stream], wanted) if held is not None and stream in held else 0
             for broker in self._voters
             for held in (self._held.get(broker),)
-            if not of_those_who_answer or self._answers(broker)
+            if broker not in without
         ]
         return _rank(bases, self.needed(stream.lane)) if bases else 0
 

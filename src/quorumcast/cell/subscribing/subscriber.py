@@ -203,7 +203,8 @@ class Subscriber:
         interest = self._interests.get(channel)
         if interest is None:
             return 1
-        return max(1, interest.reports.oldest(total_order(channel), of_those_who_answer=True))
+        reports = interest.reports
+        return max(1, reports.oldest(total_order(channel), without=reports.silent()))
 
     # ------------------------------------------------- joining and leaving
 
