@@ -11,15 +11,15 @@ from tests.support.cells import B1, B2, B3, B4, T0, Cell
 from quorumcast.cell.messages import Taken
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.membership import REMIND_MS, Adopt, EpochProof, NewManifest, Remind
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.machine import Connected, Drop, DropReason, Receive, Send, SetTimer, TimerFired
 from quorumcast.core.quorum import Protection
 from quorumcast.core.statements import EpochStatement, Signed, canonical
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.manifest.build import add_broker, add_client, repeatable_seeds
+from quorumcast.manifest.build import add_broker, add_client, remove_broker, repeatable_seeds
 from quorumcast.manifest.files import manifest_digest, sign_manifest
-from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.sequencer import Tick
 
@@ -170,6 +170,47 @@ def test_passage_with_words_of_f_plus_1_brokers_is_taken_however_far(
     far = msgspec.structs.replace(following, epoch=epoch)
     words = word(cell, B2, far), word(cell, B3, far), word(cell, B4, far)
     assert broker.handle(EpochProof(written(far), words), T0) == [Adopt(written(far), words)]
+
+
+@pytest.mark.parametrize(("policy", "enough"), [("direct-crash", 1), ("total-crash", 2)])
+def test_passage_where_brokers_only_crash_takes_one_known_broker(policy: str, enough: int) -> None:
+    """B3 and B4 were removed while B1 was away, so B2 is the only one left that it knows.
+
+    Into a log it takes f+1 statements besides, also of brokers that it does not know.
+    """
+    cell, broker, far = made(policy)
+    far = remove_broker(remove_broker(far, B3), B4)
+    statement = EpochStatement(
+        cell=far.cell, broker=NEW.name, epoch=far.epoch, digest=manifest_digest(far)
+    )
+    words = word(cell, B2, far), NEW.sign(canonical(statement))
+    data = written(far)
+    assert broker.handle(EpochProof(data, words[1:]), T0) == []
+    assert broker.handle(EpochProof(data, words[: enough - 1]), T0) == []
+    effects = broker.handle(EpochProof(data, words[:enough]), T0)
+    assert [(e.data, set(e.statements)) for e in effects if isinstance(e, Adopt)] == [
+        (data, set(words[:enough]))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("present", "later"),
+    [(("direct-crash",), ("direct-crash", "ab")), (("direct-crash", "ab"), ("direct-crash",))],
+)
+def test_passage_where_brokers_may_lie_on_one_channel_takes_f_plus_1_known_brokers(
+    present: tuple[str, ...], later: tuple[str, ...]
+) -> None:
+    cell = Cell(Policy.named("direct-crash"))
+    channels = [
+        tuple(ChannelEntry(Channel(name), Policy.named(name), ("*",), ("*",)) for name in names)
+        for names in (present, later)
+    ]
+    cell.manifest = msgspec.structs.replace(cell.manifest, channels=channels[0])
+    far = msgspec.structs.replace(cell.manifest, epoch=5, channels=channels[1])
+    broker, data = cell.broker(B1), written(far)
+    words = word(cell, B2, far), word(cell, B3, far)
+    assert broker.handle(EpochProof(data, words[:1]), T0) == []
+    assert broker.handle(EpochProof(data, words), T0) == [Adopt(data, words)]
 
 
 def test_passage_into_a_log_that_too_few_have_executed_waits() -> None:

@@ -147,8 +147,11 @@ FOUND = [
     # The scenario's mistake: without a log brokers keep no epoch, and start with the file. One that
     # went back to an epoch of which one broker was left was never led out of it.
     "direct-members-30000139",
-    # And its operator's: it looked at the broker that it had restarted last, and took away what an
-    # earlier one had just found out that it lacked.
+    # A broker was away while the cell replaced another: of the brokers that it knew one was left,
+    # whose statement alone it did not believe, although brokers only crash there.
+    "direct-crash-members-991009808",
+    # The operator's mistake: it looked at the broker that it had restarted last, and took away what
+    # an earlier one had just found out that it lacked.
     "direct-rolling-30000509",
     # Who wanted everything from the oldest on believed one of two, which lied about what it holds.
     "direct-latecomers-93",

@@ -13,7 +13,8 @@ it only once n-f brokers are in the present epoch or a later one: quorums of suc
 intersect, others need not. A broker that waits repeats its own statement, which others may lack.
 
 A broker that has been away gets the statements with the farewell of others (`EpochProof`). It
-believes f+1 of them by brokers of the epoch that it knows, about any later epoch.
+believes f+1 of them by brokers of the epoch that it knows, about any later epoch; where brokers
+only crash, one.
 """
 
 from __future__ import annotations
@@ -237,6 +238,19 @@ class Membership:
         staying = [signed for signed in statements if following.broker(signed.signer) is not None]
         return len(staying) >= anchored(following, faulty_across(self._view.quorums.f, following.f))
 
+    def _believe(self, following: Manifest) -> int:
+        """Statements of known brokers of which one is a correct broker's.
+
+        One is enough if brokers only crash in both epochs. Of the brokers that one knows which was
+        away for several epochs, the cell may have kept a single other one.
+        """
+        protections = {
+            protection
+            for manifest in (self._view.manifest, following)
+            for protection in (*(c.policy.protection for c in manifest.channels), *manifest.logs)
+        }
+        return 1 if protections == {Protection.CRASH} else self._view.quorums.one_correct
+
     def _on_remind(self, timer: Remind) -> list[Effect]:
         """Repeat this broker's statement while it waits."""
         wanted = timer.epoch if self._sequencers.all() else self._view.epoch
@@ -317,7 +331,7 @@ class Membership:
             if keys is not None and said and signature_holds(signed, keys.verify_key):
                 theirs[signer] = signed
         statements = theirs | known
-        enough = len(known) >= self._view.quorums.one_correct
+        enough = len(known) >= self._believe(following)
         if enough and self._learnable(following, statements.values()):
             return self._move(event.data, tuple(statements.values()))
         if not self._sequencers.all():
