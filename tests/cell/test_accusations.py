@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -28,10 +30,27 @@ from tests.support.cells import (
 
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell import accusations
-from quorumcast.cell.accusations import MAX_REFUTED, Accusations, SavedEvidence
+from quorumcast.cell.accusations import (
+    LONGEST_REPEAT_MS,
+    MAX_REFUTED,
+    REPEAT_MS,
+    Accusations,
+    RepeatAccusations,
+    SavedEvidence,
+)
 from quorumcast.cell.messages import Accusation
 from quorumcast.core.ids import NodeId
-from quorumcast.core.machine import Accuse, Connected, DropReason, Effect, Receive, Send
+from quorumcast.core.machine import (
+    Accuse,
+    Connected,
+    DropReason,
+    Effect,
+    Machine,
+    Receive,
+    Send,
+    SetTimer,
+    TimerFired,
+)
 from quorumcast.core.statements import Basis, Evidence, EvidenceKind, Signed
 from quorumcast.crypto.identity import Identity
 from quorumcast.manifest.build import add_client, next_epoch, remove_client, rotate
@@ -43,6 +62,7 @@ CELL = Cell(AB)
 BROKERS = CELL.manifest.broker_ids
 P = bodies(1, 4)
 LIE = (b"other", *P[1:])
+AGAIN = SetTimer(RepeatAccusations(), REPEAT_MS)
 
 
 def segment(broker: NodeId, *run: bytes, signer: NodeId | None = None, epoch: int = 1) -> Signed:
@@ -82,7 +102,7 @@ def test_broker_believes_evidence_that_holds_and_passes_it_on_once(evidence: Evi
     broker = CELL.broker(B1)
     told = noted(evidence, BOB)
     assert broker.handle(Receive(BOB, Accusation(evidence)), T0) == [
-        Accuse(told), Send((B2, B3, B4), Accusation(told)),
+        Accuse(told), Send((B2, B3, B4), Accusation(told)), AGAIN,
     ]  # fmt: skip
     for sender in (BOB, B2):  # a replay costs no signature
         again = broker.handle(Receive(sender, Accusation(evidence)), T0)
@@ -105,12 +125,53 @@ def test_subscriber_hands_evidence_to_all_brokers_and_to_those_that_come_back() 
     for broker in BROKERS:
         made.handle(Connected(broker), T0)
     found = made._accusations.found(conflict(B4))
-    assert found == [Accuse(conflict(B4)), Send(BROKERS, Accusation(conflict(B4)))]
+    assert found == [Accuse(conflict(B4)), Send(BROKERS, Accusation(conflict(B4))), AGAIN]
     # Another lie of the same broker is reported, and handed to nobody.
     assert made._accusations.found(outvoted(B4, B1, B2)) == [Accuse(outvoted(B4, B1, B2))]
     assert messages(made.handle(Connected(B2), T0), Accusation) == [Accusation(conflict(B4))]
     told = made.handle(Receive(B1, Accusation(conflict(B3))), T0)
     assert reasons(told) == [DropReason.UNEXPECTED]
+
+
+def holding_subscriber() -> tuple[Machine, Send]:
+    made = CELL.subscriber(BOB)
+    made._accusations.found(conflict(B4))
+    return made, Send(BROKERS, Accusation(conflict(B4)))
+
+
+def holding_broker() -> tuple[Machine, Send]:
+    made = CELL.broker(B1)
+    made.handle(Receive(BOB, Accusation(conflict(B4))), T0)
+    return made, Send((B2, B3, B4), Accusation(noted(conflict(B4), BOB)))
+
+
+@pytest.mark.parametrize("holding", [holding_subscriber, holding_broker])
+def test_evidence_that_a_link_lost_is_repeated_ever_more_rarely(
+    holding: Callable[[], tuple[Machine, Send]],
+) -> None:
+    """A link may lose messages without breaking: no broker connects again."""
+    made, told = holding()
+    waits = []
+    for _ in range(8):
+        again, timer = made.handle(TimerFired(RepeatAccusations()), T0)
+        assert again == told
+        assert isinstance(timer, SetTimer)
+        assert timer.timer == RepeatAccusations()
+        waits.append(timer.after_ms)
+    assert waits == [2_000, 4_000, 8_000, 16_000, 32_000, *[LONGEST_REPEAT_MS] * 3]
+
+
+def test_new_evidence_is_repeated_soon_and_what_the_others_cannot_verify_never() -> None:
+    at = Accusations(seen())
+    hand(at, outvoted(B4, B2, B3))
+    at.repeat()
+    step(at, rotate(CELL.manifest, B2, NEW[B2]))
+    assert at.repeat() == [SetTimer(RepeatAccusations(), 4 * REPEAT_MS)]
+    assert hand(at, conflict(B3))[-1] == AGAIN
+    assert messages(at.repeat(), Accusation) == [Accusation(noted(conflict(B3), BOB))]
+    step(at, rotate(at._view.manifest, B4, NEW[B4]))
+    step(at, rotate(at._view.manifest, B3, Identity.generate(B3)))
+    assert at.repeat() == []
 
 
 FORGED = {
@@ -280,7 +341,7 @@ def test_broker_that_starts_again_believes_its_file(saved: Evidence, manifest: M
 
 def test_broker_file_is_only_data() -> None:
     broker = CELL.broker(B1)
-    assert broker.handle(SavedEvidence(conflict(B4)), T0) == [Accuse(conflict(B4))]
+    assert broker.handle(SavedEvidence(conflict(B4)), T0) == [Accuse(conflict(B4)), AGAIN]
     for altered in FORGED.values():
         assert CELL.broker(B1).handle(SavedEvidence(altered), T0) == []
     for altered in UNPROVEN.values():

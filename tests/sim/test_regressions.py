@@ -46,6 +46,8 @@ FOUND = [
     "brb-equivocate-931000273",
     "brb-equivocate-931001414",
     "brb-bad-bodies-930000465",
+    # A subscriber handed evidence to the brokers once, over links that lost it and did not break.
+    "ab+history-alter-991005363",
     # Of two runs of a lying publisher the one that won replaced, in the journal, the one that a
     # broker had echoed. After a restart the broker echoed both.
     "ab+history-retelling-931001112",

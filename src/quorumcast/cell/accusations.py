@@ -5,7 +5,11 @@ every node hands its evidence to the brokers, and brokers pass it on to one anot
 
     node → every broker     Accusation(evidence)   when the node finds the evidence
     broker → other brokers  Accusation(evidence)   when the broker receives it, if it holds
-    node → broker           Accusation(evidence)   whenever a link opens, so that none is lost
+    node → broker           Accusation(evidence)   whenever a link opens
+    node → every broker     Accusation(evidence)   again after 1 s, 2 s, 4 s, … and every 64 s
+
+A link may lose messages without breaking (a full outbox). Nobody acknowledges an accusation, so a
+node repeats what it holds ever more rarely, without end. A broker that knows it drops it unread.
 
 A broker believes nobody: evidence holds only if the broker's own manifest proves it (`Court`). It
 thus never names a correct node, whoever sent it.
@@ -36,7 +40,17 @@ from quorumcast.cell.messages import Accusation
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId, holder
 from quorumcast.core.limits import MAX_MANIFEST_BYTES
-from quorumcast.core.machine import Accuse, Drop, DropReason, Effect, Event, Receive, Send
+from quorumcast.core.machine import (
+    Accuse,
+    Drop,
+    DropReason,
+    Effect,
+    Event,
+    Receive,
+    Send,
+    SetTimer,
+    Timer,
+)
 from quorumcast.core.statements import (
     Evidence,
     EvidenceKind,
@@ -50,6 +64,12 @@ from quorumcast.manifest.view import View
 MAX_ACCUSED_CLIENTS = 16
 MAX_EVIDENCE_BYTES = 128 * 1024
 MAX_REFUTED = 4
+#: Time until evidence is repeated; it doubles with every repetition, up to the longest.
+REPEAT_MS, LONGEST_REPEAT_MS = 1_000, 64_000
+
+
+class RepeatAccusations(Timer, frozen=True, tag=True):
+    """Hand the evidence that this node holds to the brokers once more."""
 
 
 class SavedEvidence(Event, frozen=True):
@@ -61,7 +81,7 @@ class SavedEvidence(Event, frozen=True):
 class Accusations:
     """The evidence that one node holds."""
 
-    __slots__ = ("_held", "_own", "_refuted", "_view")
+    __slots__ = ("_held", "_own", "_refuted", "_repeat_ms", "_view")
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -71,6 +91,8 @@ class Accusations:
         self._own: set[NodeId] = set()
         #: Pieces that did not hold, by the identity that sent them; at most MAX_REFUTED each.
         self._refuted: dict[NodeId, int] = {}
+        #: The time for which RepeatAccusations was last set.
+        self._repeat_ms = REPEAT_MS
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
@@ -107,8 +129,14 @@ class Accusations:
         """Hand all evidence to a broker whose link opens."""
         if peer not in self._view.brokers:
             return []
-        shown = (held for node, held in self._held.items() if node not in self._own)
-        return [Send((peer,), Accusation(evidence)) for evidence in shown]
+        return self._show((peer,))
+
+    def repeat(self) -> list[Effect]:
+        """Hand all evidence to every broker again, and wait twice as long as before."""
+        if not self._held:
+            return []
+        self._repeat_ms = min(2 * self._repeat_ms, LONGEST_REPEAT_MS)
+        return [*self._show(self._view.peers), SetTimer(RepeatAccusations(), self._repeat_ms)]
 
     def on_accusation(self, event: Receive, now: Millis) -> list[Effect]:
         """Verify what a peer sends, report it, and pass it on."""
@@ -135,8 +163,13 @@ class Accusations:
         evidence = self._without_surplus(evidence)
         self._held[holder(evidence.accused)] = evidence
         self._own.discard(holder(evidence.accused))
+        self._repeat_ms = REPEAT_MS
         told: list[Effect] = [Send(to, Accusation(evidence))] if to else []
-        return [Accuse(evidence), *told]
+        return [Accuse(evidence), *told, SetTimer(RepeatAccusations(), REPEAT_MS)]
+
+    def _show(self, to: tuple[NodeId, ...]) -> list[Effect]:
+        shown = (held for node, held in self._held.items() if node not in self._own)
+        return [Send(to, Accusation(evidence)) for evidence in shown]
 
     def _knows(self, accused: NodeId) -> bool:
         """Whether it has evidence that it can show to others: only this is not replaced."""

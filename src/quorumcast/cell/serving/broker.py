@@ -21,7 +21,7 @@ from quorumcast.broadcast.messages import (
     Ready,
     highest_number,
 )
-from quorumcast.cell.accusations import Accusations, SavedEvidence
+from quorumcast.cell.accusations import Accusations, RepeatAccusations, SavedEvidence
 from quorumcast.cell.messages import (
     Accusation,
     Attest,
@@ -205,6 +205,8 @@ class Broker:
                 return self._accusations.on_saved(evidence)
             case TimerFired(timer=Sweep()):
                 return self._sweep(now)
+            case TimerFired(timer=RepeatAccusations()):
+                return self._accusations.repeat()
             case TimerFired(timer=RecoveryTick()):
                 return self._positioned(self._recovery.tick())
             case _:

@@ -18,7 +18,7 @@ from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave, P
 from quorumcast.broadcast.chain import is_chain
 from quorumcast.broadcast.messages import Contents, Cursor
 from quorumcast.broadcast.signed_history import read_history
-from quorumcast.cell.accusations import Accusations
+from quorumcast.cell.accusations import Accusations, RepeatAccusations
 from quorumcast.cell.messages import (
     Checkpoint,
     Missed,
@@ -143,6 +143,8 @@ class Subscriber:
                 return self._on_recall_due(channel)
             case TimerFired(timer=VotesDue(channel=channel)):
                 return self._on_votes_due(channel)
+            case TimerFired(timer=RepeatAccusations()):
+                return self._accusations.repeat()
             case Connected(peer=peer):
                 return self._on_connected(peer)
             case Disconnected(peer=peer):

@@ -328,6 +328,14 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
         ("Shared evidence",),
     ),
     Variant(
+        "evidence-once", "a node hands evidence to the brokers once, over links that may lose it",
+        [Patch(Accusations, "repeat", lambda self: [])],
+        fifo_plan("brb", Corruption(B2, "false-checkpoints"), publications=40,
+                  acts=[*(Act(60, "mute", sub, peers=(B1, B2, B3, B4)) for sub in (SUB1, SUB2)),
+                        Act(340, "heal")]),
+        ("Shared evidence",),
+    ),
+    Variant(
         "start-believed", "one broker alone says where a stream begins",
         [Patch(Reports, "enough", property(lambda self: 1))],
         fifo_plan("ab", Corruption(B2, "false-positions"),
