@@ -789,10 +789,25 @@ def test_broker_that_voted_against_its_echo_never_echoes_there_again(order: int)
         assert reasons(made.handle(publish(1, b"x", b"y"), T0)) == [DropReason.CONFLICT]
 
 
-def test_broker_with_a_journal_does_not_echo_again_what_it_had_settled() -> None:
-    """It may have echoed another run: of what is settled the journal knows only the result."""
+def test_restarted_broker_echoes_again_the_settled_run_that_it_echoed() -> None:
+    """All brokers had settled a run and lost it: each waited for ever for the others' echoes."""
     made = broker(replace(BRB, journal=True))
     for record in (Vouched(STREAM, 1, digests(b"a")), Settled(STREAM, 1)):
+        made.handle(Restored(record), T0)
+    effects = made.handle(publish(1, b"a"), T0)
+    said = messages([*effects, *synced(effects)], Echo)
+    assert said == [Echo(STREAM, 1, root(1, digests(b"a")))]
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_restarted_broker_does_not_echo_a_run_that_was_settled_against_its_echo(order: int) -> None:
+    """It fetched from its peers what the cell had settled."""
+    records: list[Record] = [
+        Vouched(STREAM, 1, digests(b"b")),
+        Attested(STREAM, 1, digests(b"a")),
+    ]
+    made = broker(replace(BRB, journal=True))
+    for record in (*(records if order else records[::-1]), Settled(STREAM, 1)):
         made.handle(Restored(record), T0)
     effects = made.handle(publish(1, b"a"), T0)
     assert messages([*effects, *synced(effects)], Echo) == []
