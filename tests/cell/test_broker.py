@@ -813,6 +813,23 @@ def test_restarted_broker_does_not_echo_a_run_that_was_settled_against_its_echo(
     assert messages([*effects, *synced(effects)], Echo) == []
 
 
+def test_journal_remembers_what_was_settled_while_less_of_it_is_settled_again() -> None:
+    """After a second restart no broker knew, and none went on where its publisher still was."""
+    settled = Settled(STREAM, 2)
+    made = broker(replace(BRB, journal=True))
+    made.handle(Restored(settled), T0)
+    digest = root(1, digests(b"a"))
+    others = [Receive(b, kind(STREAM, 1, digest)) for kind in (Echo, Ready) for b in (B2, B3, B4)]
+    effects = feed(made.handle, publish(1, b"a"), *others)
+    assert made.streams()[STREAM].settled == 1
+    again = broker(replace(BRB, journal=True))
+    for record in (settled, *(e.record for e in effects if isinstance(e, Persist))):
+        again.handle(Restored(record), T0)
+    effects = feed(again.handle, Receive(ALICE, Open(STREAM, 3, 3)), publish(3, b"c"))
+    said = messages([*effects, *synced(effects)], Echo)
+    assert said == [Echo(STREAM, 3, root(3, digests(b"c")))]
+
+
 def test_broker_journals_no_later_numbers_for_a_delivered_run_that_retention_removed() -> None:
     """A straggler repeats its echo of a run of which the beginning is not retained any more."""
     limits = {"retained_publications": 4, "window": 4, "segment": 4}
