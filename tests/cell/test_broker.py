@@ -789,13 +789,45 @@ def test_broker_that_voted_against_its_echo_never_echoes_there_again(order: int)
         assert reasons(made.handle(publish(1, b"x", b"y"), T0)) == [DropReason.CONFLICT]
 
 
-def test_broker_with_a_journal_does_not_echo_again_what_it_had_settled() -> None:
-    """It may have echoed another run: of what is settled the journal knows only the result."""
+def test_restarted_broker_echoes_again_the_settled_run_that_it_echoed() -> None:
+    """All brokers had settled a run and lost it: each waited for ever for the others' echoes."""
     made = broker(replace(BRB, journal=True))
     for record in (Vouched(STREAM, 1, digests(b"a")), Settled(STREAM, 1)):
         made.handle(Restored(record), T0)
     effects = made.handle(publish(1, b"a"), T0)
+    said = messages([*effects, *synced(effects)], Echo)
+    assert said == [Echo(STREAM, 1, root(1, digests(b"a")))]
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_restarted_broker_does_not_echo_a_run_that_was_settled_against_its_echo(order: int) -> None:
+    """It fetched from its peers what the cell had settled."""
+    records: list[Record] = [
+        Vouched(STREAM, 1, digests(b"b")),
+        Attested(STREAM, 1, digests(b"a")),
+    ]
+    made = broker(replace(BRB, journal=True))
+    for record in (*(records if order else records[::-1]), Settled(STREAM, 1)):
+        made.handle(Restored(record), T0)
+    effects = made.handle(publish(1, b"a"), T0)
     assert messages([*effects, *synced(effects)], Echo) == []
+
+
+def test_journal_remembers_what_was_settled_while_less_of_it_is_settled_again() -> None:
+    """After a second restart no broker knew, and none went on where its publisher still was."""
+    settled = Settled(STREAM, 2)
+    made = broker(replace(BRB, journal=True))
+    made.handle(Restored(settled), T0)
+    digest = root(1, digests(b"a"))
+    others = [Receive(b, kind(STREAM, 1, digest)) for kind in (Echo, Ready) for b in (B2, B3, B4)]
+    effects = feed(made.handle, publish(1, b"a"), *others)
+    assert made.streams()[STREAM].settled == 1
+    again = broker(replace(BRB, journal=True))
+    for record in (settled, *(e.record for e in effects if isinstance(e, Persist))):
+        again.handle(Restored(record), T0)
+    effects = feed(again.handle, Receive(ALICE, Open(STREAM, 3, 3)), publish(3, b"c"))
+    said = messages([*effects, *synced(effects)], Echo)
+    assert said == [Echo(STREAM, 3, root(3, digests(b"c")))]
 
 
 def test_broker_journals_no_later_numbers_for_a_delivered_run_that_retention_removed() -> None:

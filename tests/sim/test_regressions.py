@@ -219,6 +219,9 @@ FOUND = [
     # A broker that came late to a chain skipped the histories that its peers held, and so never got
     # the publications that they name. Every chain had this broker or the faulty one in it.
     "chain+history-twin-23001402",
+    # All brokers had settled a history and restarted while its publisher was cut off. It sent the
+    # history again, and no broker echoed what its journal said was settled.
+    "chain+history-isolation-991009854",
     # A reader of the past ended before what brokers had acknowledged and not delivered yet.
     "brb-alter-970000183",
     # A subscriber began to wait for a silent broker only when another one had given up fetching

@@ -367,17 +367,15 @@ class Journal:
         return self._contradicts(data, statement.first, statement.digests, whole_runs=False)
 
     def may_not_echo(self, stream: Stream, first: int, run_root: bytes) -> bool:
-        """Whether an earlier life may have echoed a run with another root at a number.
+        """Whether an earlier life echoed a run with another root at a number.
 
-        For settled numbers the journal holds what the cell settled, which this broker need not have
-        echoed. Nobody needs its echo any more.
+        Every echo has a record, so a number without one was not echoed. Settled numbers are echoed
+        again like others: if more than f brokers lost a run, the publisher alone can bring it back.
         """
-        lane = self._lanes.get(stream)
-        if first <= self.settled(stream) or (lane is not None and first in lane.against_echo):
+        lane, echoed = self._lanes.get(stream), self._echoed.get(stream, {}).get(first)
+        if lane is not None and first in lane.against_echo:
             return True
-        count = 0 if lane is None else lane.lengths.get(first, 0)
-        known = [digest for digest in self.digests(stream, first, count) if digest is not None]
-        return count > 0 and len(known) == count and root(first, b"".join(known)) != run_root
+        return echoed is not None and root(first, echoed) != run_root
 
     def _contradicts(self, stream: Stream, first: int, digests: bytes, *, whole_runs: bool) -> bool:
         lane = self._lanes.get(stream)

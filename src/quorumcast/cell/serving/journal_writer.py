@@ -91,8 +91,10 @@ class JournalWriter:
         """Keep the journal as short as the ledger, and up to date about what is settled."""
         effects: list[Effect] = []
         for stream, carrier in served.lanes() if served.entry.policy.settles else ():
-            if carrier.settled > served.settled[stream.lane]:
-                served.settled[stream.lane] = carrier.settled
+            # What an earlier life lost is settled again from the start; its record stays till then.
+            known = max(served.settled[stream.lane], self._journal.settled(stream))
+            served.settled[stream.lane] = max(known, carrier.settled)
+            if carrier.settled > known:
                 effects.append(Persist(Settled(stream, carrier.settled)))
         longest = max(MAX_RUN, served.entry.policy.limits.segment)
         for stream, below in served.released():
