@@ -45,10 +45,7 @@ def test_genesis_is_another_one_after_all_brokers_forgot() -> None:
     hall = Hall().begin()
     publish(hall, 1, 3)
     before = log_ids(hall, *FOUR)
-    for member in FOUR:
-        hall.stop(member)
-    for member in FOUR:
-        hall.start(member)
+    hall.restart_all()
     hall.run(1000)
     publish(hall, 1, 3)
     hall.run(500)
@@ -61,10 +58,7 @@ def test_genesis_is_the_same_after_all_brokers_restarted_with_their_disks() -> N
     publish(hall, 1, 3)
     hall.run(500)
     before = log_ids(hall, *FOUR)
-    for member in FOUR:
-        hall.stop(member)
-    for member in FOUR:
-        hall.start(member)
+    hall.restart_all()
     hall.run(1000)
     publish(hall, 4, 3)
     hall.run(500)
@@ -207,10 +201,7 @@ def test_words_that_a_lying_leader_kept_from_an_earlier_log_lead_nowhere() -> No
     (old, *_) = said(hall, Sync, B2)
     assert isinstance(old, Sync)
     assert old.regency == 1
-    for member in FOUR:
-        hall.stop(member)
-    for member in FOUR:
-        hall.start(member)
+    hall.restart_all()
     begun(hall)
     for member in (B1, B3, B4):
         hall.happen(member, Receive(B2, old))

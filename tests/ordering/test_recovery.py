@@ -281,10 +281,7 @@ def test_durable_cell_whose_brokers_all_died_at_once_goes_on() -> None:
     contents = publish(hall, 1, 7)
     hall.offer(8, b"a8")
     hall.run(45)  # under way
-    for member in FOUR:
-        hall.stop(member)
-    for member in FOUR:
-        hall.start(member)
+    hall.restart_all()
     hall.run(5000)
     hall.offer(8, b"a8")
     hall.offer(9, b"a9")
@@ -298,10 +295,7 @@ def test_durable_crash_cell_whose_brokers_all_died_at_once_goes_on() -> None:
     contents = publish(hall, 1, 3)
     hall.offer(4, b"a4")
     hall.run(5)
-    for member in hall.members:
-        hall.stop(member)
-    for member in hall.members:
-        hall.start(member)
+    hall.restart_all()
     hall.run(8000)
     assert agree(hall, *hall.members) == [*contents, b"a4"]
 

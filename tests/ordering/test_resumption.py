@@ -458,10 +458,7 @@ def test_log_remembers_across_the_death_of_every_broker() -> None:
         hall.offer(number, body, stream=RESUMED)
         hall.run(200)
     publish(hall, 1, 9)  # two checkpoints
-    for broker in BROKERS:
-        hall.stop(broker)
-    for broker in BROKERS:
-        hall.start(broker)
+    hall.restart_all()
     hall.run(1500)
     before = agree(hall, *BROKERS)
     for number, body in enumerate((b"a", b"b", b"c"), 1):
@@ -567,10 +564,7 @@ def test_log_restarts_with_both_lives_of_a_line_that_was_forgotten(
     begun_again(hall, b"a", b"b", b"c", b"other")
     publish(hall, 1, 9)  # two checkpoints
     before = agree(hall, *BROKERS)
-    for broker in BROKERS:
-        hall.stop(broker)
-    for broker in BROKERS:
-        hall.start(broker)
+    hall.restart_all()
     hall.run(1500)
     assert agree(hall, *BROKERS) == before
     assert before[:4] == [b"a", b"b", b"c", b"other"]
@@ -590,10 +584,7 @@ def test_log_executes_both_lives_of_a_line_again_after_a_restart(
     begun_again(hall, b"a", b"b", b"c", again)
     before = agree(hall, *BROKERS)
     assert (before[0], before[-1]) == (b"a", again)
-    for broker in BROKERS:
-        hall.stop(broker)
-    for broker in BROKERS:
-        hall.start(broker)
+    hall.restart_all()
     hall.run(1500)
     assert agree(hall, *BROKERS) == before
 
@@ -635,9 +626,6 @@ def test_log_restarts_with_what_retention_dropped_of_a_line_since_the_last_check
     hall.run(500)
     before = agree(hall, *BROKERS)
     assert len(before) == 4
-    for broker in BROKERS:
-        hall.stop(broker)
-    for broker in BROKERS:
-        hall.start(broker)
+    hall.restart_all()
     hall.run(3000)
     assert agree(hall, *BROKERS) == before

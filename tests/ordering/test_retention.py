@@ -39,10 +39,7 @@ def test_publications_beyond_retention_since_the_checkpoint_survive_a_restart_of
         first += 8
     before = agree(hall, *BROKERS)
     assert before == [b"a%d" % number for number in range(49, 57)]
-    for member in BROKERS:
-        hall.stop(member)
-    for member in BROKERS:
-        hall.start(member)
+    hall.restart_all()
     hall.run(3000)
     hall.offer(first, b"last")
     hall.run(3000)
@@ -178,10 +175,7 @@ def test_durable_brokers_that_restart_together_go_on_after_what_was_old() -> Non
         hall.offer(first, b"a%d" % first)
         hall.run(300)
     hall.run(2000)
-    for member in BROKERS:
-        hall.stop(member)
-    for member in BROKERS:
-        hall.start(member)
+    hall.restart_all()
     hall.run(3000)
     hall.offer(7, b"last")
     hall.run(3000)

@@ -80,10 +80,7 @@ def test_offers_of_somebody_without_the_right_survive_a_restart_of_all() -> None
     hall = Hall(durable=True).begin()
     hall.offer(1, b"a1")
     hall.run(25)
-    for member in BROKERS:
-        hall.stop(member)
-    for member in BROKERS:
-        hall.start(member)
+    hall.restart_all()
     entitle(hall, ALICE, yes=False)
     hall.offer(1, b"b1", stream=BOBS)
     hall.run(8000)

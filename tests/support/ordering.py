@@ -210,6 +210,13 @@ class Hall(Network):
         self.restore(member)
         self.rejoin(member)
 
+    def restart_all(self) -> None:
+        """All brokers stop, and come back with their disks."""
+        for member in self.members:
+            self.stop(member)
+        for member in self.members:
+            self.start(member)
+
     # ------------------------------------------------------------- judgement
 
     def order(self, member: NodeId) -> list[bytes]:

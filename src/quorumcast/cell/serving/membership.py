@@ -239,10 +239,10 @@ class Membership:
         return len(staying) >= anchored(following, faulty_across(self._view.quorums.f, following.f))
 
     def _believe(self, following: Manifest) -> int:
-        """Statements of known brokers of which one is a correct broker's.
+        """How many statements of known brokers include one of a correct broker.
 
-        One is enough if brokers only crash in both epochs. Of the brokers that one knows which was
-        away for several epochs, the cell may have kept a single other one.
+        One is enough if brokers only crash in both epochs. It must be: while this broker was away,
+        the cell may have replaced all brokers that it knows but one.
         """
         protections = {
             protection
