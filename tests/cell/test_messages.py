@@ -33,6 +33,7 @@ from quorumcast.cell.messages import (
     Missed,
     Position,
     Positions,
+    Reached,
     Refuse,
     Regain,
     Regained,
@@ -106,6 +107,7 @@ EXAMPLES: list[Message] = [
     Pull(STREAM, 3, limits.MAX_RUN),
     Contents(STREAM, 3, ONE * 2),
     Missed(STREAM, 3, 2),
+    Reached(STREAM.channel, (Cursor(STREAM, 4),)),
     Attest(STREAM, 300),
     Checkpoint(Signed(NodeId("b1"), b"payload", b"s" * 64)),
     Displaced(),
@@ -184,6 +186,10 @@ TOO_MUCH = [
     (Ready(STREAM, 1, ONE), {"run": ONE[1:]}),
     (
         Subscribe(STREAM.channel, (), False),
+        {"cursors": (Cursor(STREAM, 1),) * (limits.MAX_STREAMS_NAMED + 1)},
+    ),
+    (
+        Reached(STREAM.channel, ()),
         {"cursors": (Cursor(STREAM, 1),) * (limits.MAX_STREAMS_NAMED + 1)},
     ),
     (

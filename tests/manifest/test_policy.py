@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import ENDLESS, Limits
+from quorumcast.core.limits import MAY_BE_ZERO, Limits
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis
 from quorumcast.manifest.policy import POLICY_NAMES, Policy, parse_alpha
@@ -126,9 +126,22 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     *(
         ({"limits": Limits(**{name: 0})}, f"limit '{name}' must be 1 or more")
         for name in Limits.__struct_fields__
-        if name not in ENDLESS
+        if name not in MAY_BE_ZERO
     ),
-    *(({"limits": Limits(**{name: -1})}, f"limit '{name}' must be 0 or more") for name in ENDLESS),
+    *(
+        ({"limits": Limits(**{name: -1})}, f"limit '{name}' must be 0 or more")
+        for name in MAY_BE_ZERO
+    ),
+    ({"limits": Limits(wait_ms=99)}, "'wait_ms' is 99: publishers wait 100 to 60,000"),
+    ({"limits": Limits(wait_ms=60_001)}, "'wait_ms' is 60,001: publishers wait 100 to 60,000"),
+    (
+        {"limits": Limits(wait_ms=100), "broadcast": Broadcast.CONSENSUS},
+        "publishers of a total order do not wait .*make the channel durable",
+    ),
+    (
+        {"limits": Limits(wait_ms=100, retained_publications=4095)},
+        "'retained_publications' is 4095, too few .*: raise it to 4096",
+    ),
     (
         {"limits": Limits(validity_ms=2**32)},
         "limit 'validity_ms' is at most 4,294,967,295, about 49 days; 0 is for ever",

@@ -322,6 +322,11 @@ class Ledger:
         """The first held number stamped at or after a time, or one before it; `next` if none."""
         return self._times.first(search, self.base, self.next, self._bodies.__getitem__, labelled)
 
+    def size_from(self, number: int) -> int:
+        """Bytes of the contents held from a number on."""
+        numbers = range(max(number, self.base), self.next)
+        return sum(map(len, map(self._bodies.__getitem__, numbers)))
+
     def digests(self, first: int, count: int) -> bytes | None:
         """The digests of a range, if all of it is held."""
         if first < self.base or first + count > self.next:

@@ -122,6 +122,16 @@ class Vote(Message, frozen=True, array_like=True):
     vouchers: Annotated[tuple[Voucher, ...], Meta(max_length=limits.MAX_CHAIN)] = ()
 
 
+class Reached(Message, frozen=True, array_like=True):
+    """I have accepted everything before these numbers: publishers need not wait for me there.
+
+    Sent only on channels on which publishers wait for subscribers (`wait_ms`).
+    """
+
+    channel: ChannelName
+    cursors: Annotated[tuple[Cursor, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
+
+
 class Missed(Message, frozen=True, array_like=True):
     """I know these publications from a history; the fast path did not bring them."""
 
@@ -188,7 +198,7 @@ CellMessage = (
     | Unsubscribe | Positions | Vote | Pull | Contents | Missed | Attest | Checkpoint | Survey
     | Regain | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData | Sync
     | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead | ChunkQuery | Chunk | Taken
-    | PastQuery | Past | Accusation
+    | PastQuery | Past | Accusation | Reached
 )  # fmt: skip
 
 #: What brokers tell a client only as a publisher. `Refuse` may be about either of its roles.

@@ -57,8 +57,14 @@ FOREVER_MS = 100 * 365 * 24 * 3600 * 1000
 MIN_RETAINED_MS = 1000
 
 
-#: Limits of which 0 has a meaning: without end.
-ENDLESS = ("validity_ms",)
+#: The longest time for which publishers can be made to wait for a subscriber, and the shortest.
+MAX_WAIT_MS = 60_000
+MIN_WAIT_MS = 100
+#: A broker withholds credit while a window is under way, so it must retain some windows.
+WINDOWS_RETAINED = 4
+
+#: Limits of which 0 has a meaning: without end, or not at all.
+MAY_BE_ZERO = ("validity_ms", "wait_ms")
 
 
 class Overflow(enum.Enum):
@@ -110,6 +116,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     validity_ms: int = 0
     #: Publications that wait for an application that does not say how many may.
     queue: int = 4096
+    #: How long publishers wait for a slow subscriber before it gets a gap; 0: they do not wait.
+    wait_ms: int = 0
 
     @property
     def replayed(self) -> int:

@@ -25,11 +25,14 @@ import msgspec
 from quorumcast.core.envelope import MAX_VALID_MS
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import (
-    ENDLESS,
     EVERYTHING,
     MAX_CHECKPOINT,
     MAX_PIPELINE,
+    MAX_WAIT_MS,
+    MAY_BE_ZERO,
     MIN_RETAINED_MS,
+    MIN_WAIT_MS,
+    WINDOWS_RETAINED,
     Limits,
 )
 from quorumcast.core.quorum import Broadcast, Protection
@@ -336,7 +339,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Refuse limits under which publications or receipts would never arrive."""
         limits = self.limits
         for name in Limits.__struct_fields__:
-            least = 0 if name in ENDLESS else 1
+            least = 0 if name in MAY_BE_ZERO else 1
             if getattr(limits, name) < least:
                 raise UsageError(f"limit {name!r} must be {least} or more")
         if limits.validity_ms > MAX_VALID_MS:
@@ -353,6 +356,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"limit 'checkpoint' is at most {MAX_CHECKPOINT} and 'pipeline' at most "
                 f"{MAX_PIPELINE}: brokers answer for every batch in between when a leader changes"
             )
+        if limits.wait_ms:
+            self._check_wait()
         needs = (
             # A run can be as long as the window, and a vote counts only if all of it is in range.
             ("vote_window", limits.window, "'window' of publications under way"),
@@ -364,3 +369,23 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     f"limit {name!r} is {getattr(limits, name)}, too few for a {what}: "
                     f"raise it to {least} or more"
                 )
+
+    def _check_wait(self) -> None:
+        """Refuse a wait for slow subscribers that the channel could not keep to."""
+        limits = self.limits
+        if not MIN_WAIT_MS <= limits.wait_ms <= MAX_WAIT_MS:
+            raise UsageError(
+                f"limit 'wait_ms' is {limits.wait_ms:,}: publishers wait {MIN_WAIT_MS} to "
+                f"{MAX_WAIT_MS:,} milliseconds for a subscriber; 0 is not at all"
+            )
+        if self.total:
+            raise UsageError(
+                "publishers of a total order do not wait for subscribers: set limit 'wait_ms' to "
+                "0, and make the channel durable, which retains everything"
+            )
+        least = WINDOWS_RETAINED * limits.window
+        if limits.retained_publications < least:
+            raise UsageError(
+                f"limit 'retained_publications' is {limits.retained_publications}, too few for "
+                f"publishers that wait for subscribers: raise it to {least} or more"
+            )

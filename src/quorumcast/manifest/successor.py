@@ -49,6 +49,7 @@ LIVE_LIMITS: tuple[str, ...] = (
     "kept_segments",
     "validity_ms",
     "queue",
+    "wait_ms",
 )
 
 

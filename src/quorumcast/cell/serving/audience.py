@@ -24,6 +24,8 @@ REPLAYS_MS = 20
 #: Pulls, and requests for signatures, that a subscriber may make in the same time.
 PULLS = 32
 ATTESTS = 64
+#: Reports of what it has reached, likewise.
+REPORTS = 64
 #: Reads per cursor of one replay; a read ends where the chain changes or a frame is full. A replay
 #: ends after REPLAY_BYTES: what does not fit into the outbox of a subscriber would be lost.
 REPLAY_READS = 8

@@ -7,7 +7,7 @@ contradicts itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from quorumcast.broadcast.contract import RetransmitRuns, Vouch, answer_pull
 from quorumcast.broadcast.messages import (
@@ -29,6 +29,7 @@ from quorumcast.cell.messages import (
     Finish,
     Missed,
     Positions,
+    Reached,
     Regain,
     Regained,
     Subscribe,
@@ -37,7 +38,7 @@ from quorumcast.cell.messages import (
     Unsubscribe,
 )
 from quorumcast.cell.serving.admission import Admission
-from quorumcast.cell.serving.audience import ATTESTS, PULLS, Audience
+from quorumcast.cell.serving.audience import ATTESTS, PULLS, REPORTS, Audience
 from quorumcast.cell.serving.holdings import answer_peer
 from quorumcast.cell.serving.journal import (
     Attested,
@@ -50,6 +51,7 @@ from quorumcast.cell.serving.journal import (
 )
 from quorumcast.cell.serving.journal_writer import JournalWriter
 from quorumcast.cell.serving.membership import Membership
+from quorumcast.cell.serving.pace import Pace, PaceTick
 from quorumcast.cell.serving.recovery import Recovery, RecoveryTick
 from quorumcast.cell.serving.retransmission import Retransmission, RetransmissionTick
 from quorumcast.cell.serving.sequencers import LogStatus, Sequencers
@@ -122,6 +124,7 @@ class Broker:
         "_audience",
         "_dispatch",
         "_journal",
+        "_pace",
         "_recovery",
         "_retransmission",
         "_sequencers",
@@ -149,6 +152,7 @@ class Broker:
         self._admission = Admission(view, self._audience)
         self._journal = Journal()
         self._served = ServedStreams(view, self._audience.readers, life, self._journal.released)
+        self._pace = Pace(self._served.get, self._audience.readers)
         self._sequencers = Sequencers(view, self._served, older, life=life)
         self.membership = Membership(view, self._sequencers, proof)
         self._retransmission = Retransmission()
@@ -165,6 +169,7 @@ class Broker:
             Subscribe: self._on_subscribe,
             Unsubscribe: self._on_leave,
             Missed: self._on_missed,
+            Reached: self._on_reached,
             Finish: self._on_leave,
             Survey: self._on_recovery,
             Regain: self._on_recovery,
@@ -184,6 +189,7 @@ class Broker:
         self.membership.begin_epoch()
         self._accusations.begin_epoch()
         self._recovery.begin_anew()
+        self._pace.begin_epoch(client.id for client in manifest.clients)
         return effects + self._served.shrink(0) + self._served.watch_ages()
 
     def read_from(self, archive: ArchiveReader) -> None:
@@ -205,6 +211,8 @@ class Broker:
                 return self._accusations.on_saved(evidence)
             case TimerFired(timer=Sweep()):
                 return self._sweep(now)
+            case TimerFired(timer=PaceTick()):
+                return self._go_on(self._pace.tick(now)) + self._pace.go_on(now)
             case TimerFired(timer=RepeatAccusations()):
                 return self._accusations.repeat()
             case TimerFired(timer=RecoveryTick()):
@@ -241,7 +249,7 @@ class Broker:
                 self._audience.disconnected(peer)
                 self._admission.disconnected(peer)
                 self._recovery.disconnected(peer)
-                return []
+                return self._pace.disconnected(peer, now)
             case Storage(full=full):
                 self._admission.disk_full = full
                 return []
@@ -284,7 +292,7 @@ class Broker:
     def sizes(self) -> dict[str, int]:
         sizes = {"streams": len(self._served), **self._audience.sizes(), **self._admission.sizes()}
         sizes |= self._recovery.sizes() | self.membership.sizes() | self._sequencers.sizes()
-        sizes |= self._accusations.sizes()
+        sizes |= self._accusations.sizes() | self._pace.sizes()
         sizes["journaled"] = len(self._journal)
         sizes["repeating"] = len(self._retransmission)
         sizes["addresses"] = self._journal.addresses
@@ -323,6 +331,10 @@ class Broker:
     def subscribers(self) -> dict[Channel, dict[NodeId, int]]:
         """How many publications each subscriber of each channel is behind, for people to read."""
         return self._audience.channels()
+
+    def waited(self) -> dict[Channel, dict[NodeId, int]]:
+        """How long publishers have waited for each client lately, in ms, for people to read."""
+        return self._pace.waited()
 
     def written(self) -> dict[Channel, WrittenTotals]:
         """What was written on each channel since this broker started, for people to read."""
@@ -385,9 +397,12 @@ class Broker:
             # would be later than all lives to come.
             if entry is None or entry.policy.total or data.line is not None:
                 return [Drop(DropReason.UNKNOWN_STREAM, sender)]
+            known = served is not None
             served = self._served.open(data, entry, sender)
             if served is None:
                 return [Drop(DropReason.UNKNOWN_STREAM, sender)]
+            if not known:
+                self._pace.opened(served, now)
         if stream.lane is Lane.HISTORY and not served.entry.policy.has_history:
             return [Drop(DropReason.UNEXPECTED, sender)]
         if highest_number(message) > MAX_NUMBER:
@@ -409,6 +424,10 @@ class Broker:
         if type(message) in _ANSWERED and not self._may_answer(served, event, stream.lane, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
         told = isinstance(message, Publish | ChainRun)
+        if own and isinstance(message, Publish | ChainRun) and stream.lane is Lane.DATA:
+            waits = self._pace.refuse(served, message.first, event.bodies, now)
+            if waits is not None:
+                return waits
         return self._finish(served, served.carrier.handle(event, now), stream.lane, told=told)
 
     def _may_answer(self, served: ServedStream, event: Receive, lane: Lane, now: Millis) -> bool:
@@ -481,6 +500,7 @@ class Broker:
         if statements and (readers := self._audience.readers(served.stream.channel)):
             for signed in statements:
                 out += self._writer.send_signed(served, signed, readers)
+        out += self._pace.restrain(served, self._served.now)
         out += served.ack(lane, told=told)
         if served.entry.policy.journal:
             out += self._writer.release(served)
@@ -524,12 +544,38 @@ class Broker:
             served = self._served.with_lane(stream)
             if served is not None and stream.channel == channel:
                 effects += self._audience.replay(served, sender, stream, first, message)
-        return effects
+        return effects if message.until else effects + self._follow(sender, message)
+
+    def _follow(self, reader: NodeId, told: Subscribe | Reached) -> list[Effect]:
+        """Note how far a subscriber is, and let publishers go on that waited for it."""
+        free: dict[Stream, ServedStream] = {}
+        for cursor in told.cursors:
+            served = self._served.get(cursor.stream)
+            if served is not None and cursor.stream.channel == told.channel:
+                moved = self._pace.follow(served, reader, cursor.next, self._served.now)
+                free |= {life.stream: life for life in moved}
+        return self._go_on(free.values())
+
+    def _go_on(self, streams: Iterable[ServedStream]) -> list[Effect]:
+        return [effect for served in streams for effect in self._finish(served, [])]
+
+    def _on_reached(self, event: Receive, now: Millis) -> list[Effect]:
+        message, sender = event.message, event.sender
+        if not isinstance(message, Reached):
+            return []
+        if refusal := self._admission.may_not_listen(sender, message.channel):
+            return refusal
+        if sender not in self._audience.readers(message.channel):
+            return [Drop(DropReason.UNEXPECTED, sender)]
+        if not self._audience.may_ask(sender, Reached, REPORTS, now):
+            return [Drop(DropReason.OVER_LIMIT, sender)]
+        return self._follow(sender, message)
 
     def _on_leave(self, event: Receive, now: Millis) -> list[Effect]:
         match event.message:
             case Unsubscribe(channel=channel):
                 self._audience.leave(event.sender, channel)
+                return self._go_on(self._pace.leave(event.sender, channel))
             case Finish(channel=channel):
                 self._admission.finish(event.sender, channel)
             case _:

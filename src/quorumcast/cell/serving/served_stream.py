@@ -9,7 +9,7 @@ from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.serving.journal import Attested, Vouched, VouchRecord
 from quorumcast.cell.serving.notary import Notary
 from quorumcast.core.ids import Lane, Millis, NodeId, Stream
-from quorumcast.core.limits import MAX_RUN
+from quorumcast.core.limits import MAX_NUMBER, MAX_RUN
 from quorumcast.core.machine import Effect, Send
 from quorumcast.manifest.manifest import ChannelEntry
 
@@ -34,10 +34,13 @@ class ServedStream:
         "entry",
         "from_peers",
         "introducer",
+        "limit",
         "missed",
         "missed_upto",
         "notary",
         "over",
+        "reached",
+        "refused_for",
         "settled",
         "stream",
     )
@@ -61,6 +64,12 @@ class ServedStream:
         #: Publications that subscribers reported as missed on the fast path.
         self.missed = 0
         self.missed_upto = 0
+        #: The next number of each subscriber for which the publisher waits; only entitled ones.
+        self.reached: dict[NodeId, int] = {}
+        #: Those of them for whose sake a run was refused, until they make progress.
+        self.refused_for: dict[NodeId, None] = {}
+        #: The publisher may send numbers up to this one, for the sake of these subscribers.
+        self.limit = MAX_NUMBER
         #: Reports of each subscriber that were believed, and the number from which on the next one
         #: will be; only those with the right to subscribe.
         self._complaints: dict[NodeId, tuple[int, int]] = {}
@@ -208,10 +217,12 @@ class ServedStream:
         if (histories := carrier.histories) is not None:
             sends += self._ack_histories(histories, told and lane is Lane.HISTORY)
         upto, settled = carrier.upto, carrier.settled
-        progress = (upto, settled, self.missed, carrier.ledger.next // self._quarter)
+        quarters = carrier.ledger.next // self._quarter
+        progress = (upto, settled, self.missed, quarters, self.limit)
         if told or progress != self._acked:
             self._acked = progress
-            answer = Ack(self.stream, upto, max(0, carrier.credit), settled, self.missed)
+            credit = max(0, min(carrier.credit, self.limit))
+            answer = Ack(self.stream, upto, credit, settled, self.missed)
             sends.append(Send((self.stream.publisher,), answer))
         return sends
 

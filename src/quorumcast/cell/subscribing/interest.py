@@ -25,6 +25,7 @@ from quorumcast.cell.naming import name_in_turn
 from quorumcast.cell.subscribing.archive import Archive
 from quorumcast.cell.subscribing.excerpt import FIRST_SPAN, Excerpt, Spans
 from quorumcast.cell.subscribing.reports import Reports
+from quorumcast.cell.subscribing.telling import Telling
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_ENDED
 from quorumcast.core.machine import Effect, Suspect, Suspicion
@@ -74,6 +75,7 @@ class Interest:
         "source_withheld",
         "sources_replaced",
         "spans",
+        "telling",
         "ticks",
     )
 
@@ -99,6 +101,8 @@ class Interest:
         #: What was asked for of a total order.
         self.spans = excerpt or Spans(entry.policy.limits)
         self._view = view
+        #: What brokers are told of how far this subscriber is.
+        self.telling = Telling(entry.policy.limits)
         self._rules = rules_for(view.quorums, entry.policy, view.brokers)
         self.reports = Reports(view, entry.policy)
         #: Streams (data lanes) that too few brokers have named yet, and which ones have; of each
@@ -143,6 +147,9 @@ class Interest:
         """Go on in a new epoch; publishers without the right to publish are dropped."""
         members = self._view.brokers
         self._rules = rules_for(self._view.quorums, self.entry.policy, members)
+        entry = self._view.channel(self.channel)
+        if entry is not None:
+            self.telling.adopt(entry.policy.limits)
         self._lagging = {b: self._lagging[b] for b in members if b in self._lagging}
         self.reports.forget_gone()
         for data, named in list(self._named.items()):
@@ -364,6 +371,7 @@ class Interest:
         acceptor, end = self.acceptors.pop(stream), max(end, self.ends.pop(stream, 0))
         self.archives.pop(stream, None)
         self.pulls.pop(stream, None)
+        self.telling.forget(stream)
         if end > acceptor.next and stream.lane is Lane.DATA:
             self._lost.append(DeliverGap(stream, acceptor.next, end - 1))
 

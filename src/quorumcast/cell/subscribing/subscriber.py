@@ -23,6 +23,7 @@ from quorumcast.cell.messages import (
     Checkpoint,
     Missed,
     Positions,
+    Reached,
     Refuse,
     Subscribe,
     Unsubscribe,
@@ -342,9 +343,16 @@ class Subscriber:
                         interest.spans.note(effect)
                 effects = [*map(positioned, effects), *self._ask_span(interest, acceptor)]
         effects += self._fetcher.watch(interest, acceptor)
+        effects += self._tell(interest, interest.telling.due(acceptor))
         if effects and interest.behind(stream):
             effects += self._ask_all(interest)
         return effects
+
+    def _tell(self, interest: Interest, reached: tuple[Cursor, ...]) -> list[Effect]:
+        """Tell all brokers how far this subscriber is."""
+        if not (reached and self._up):
+            return []
+        return [Send(tuple(self._up), Reached(interest.channel, reached))]
 
     def _read_on(self, interest: Interest, excerpt: Excerpt, acceptor: Acceptor) -> list[Effect]:
         """Deliver what all brokers have voted on, and ask for the next span in time."""
@@ -452,6 +460,7 @@ class Subscriber:
                 effects += self._advance(interest, acceptor)
         if interest.note_progress():
             effects += self._ask_all(interest)
+        effects += self._tell(interest, interest.telling.refresh(interest.acceptors.values()))
         return effects + self._ask_for_signatures(interest)
 
     def _on_refuse(self, broker: NodeId, refuse: Refuse) -> list[Effect]:

@@ -46,6 +46,7 @@ LIMITS = {
     "checkpoint": "total order: decisions per checkpoint",
     "validity_ms": "validity of publications; 0 is forever",
     "queue": "publications waiting at a subscriber",
+    "wait_ms": "wait for slow subscribers; 0 is never",
 }
 
 

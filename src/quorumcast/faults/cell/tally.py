@@ -15,15 +15,18 @@ from typing import NamedTuple
 import msgspec
 
 from quorumcast.broadcast.messages import Pull
-from quorumcast.cell.messages import Attest, Missed, Regain, Subscribe, Survey
+from quorumcast.cell.messages import Attest, Missed, Reached, Regain, Subscribe, Survey
 from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.machine import Bodies, Effect, Send
 from quorumcast.core.message import Message
 from quorumcast.faults.contract import Later
 from quorumcast.ordering.messages import ChunkQuery, Fetch, LogQuery, PastQuery
 
-#: Requests. Dropping or delaying one is no deed: a correct node need not ask.
-REQUESTS = (Attest, ChunkQuery, Fetch, LogQuery, Missed, PastQuery, Pull, Regain, Subscribe, Survey)
+#: Requests and reports. Dropping or delaying one is no deed: a correct node need not ask or tell.
+REQUESTS = (
+    Attest, ChunkQuery, Fetch, LogQuery, Missed, PastQuery, Pull, Reached, Regain, Subscribe,
+    Survey,
+)  # fmt: skip
 #: Messages on which correct brokers may differ if the publisher equivocates, until it is settled.
 ABOUT_STREAMS = ("Vote", "Contents", "Echo", "Ready", "ChainRun", "Ack", "Checkpoint")
 #: Fewer deeds than this of one kind towards one node are slight: packet loss does as much. Kinds

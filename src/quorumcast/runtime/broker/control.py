@@ -85,6 +85,8 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
     clients: list[NodeId]
     #: Publishers and subscribers by channel.
     users: dict[str, dict[Channel, list[NodeId]]]
+    #: How long publishers waited for each client lately, by channel.
+    waited_ms: dict[Channel, dict[NodeId, int]]
     streams: list[StreamStatus]
     #: By the protection of the log.
     logs: dict[str, LogStatus]
@@ -180,6 +182,7 @@ class Control:
                 "publishers": machine.publishers(),
                 "subscribers": {name: list(there) for name, there in machine.subscribers().items()},
             },
+            waited_ms=machine.waited(),
             streams=list(machine.streams().values()),
             logs=machine.logs(),
             catching_up=machine.catching_up(),
