@@ -14,13 +14,22 @@ from quorumcast.broadcast.messages import (
     Ack,
     ChainRun,
     Contents,
+    Cursor,
     Echo,
     Open,
     Publish,
     Ready,
     Voucher,
 )
-from quorumcast.cell.messages import CellMessage, Checkpoint, Position, Positions, Subscribe, Vote
+from quorumcast.cell.messages import (
+    CellMessage,
+    Checkpoint,
+    Position,
+    Positions,
+    Reached,
+    Subscribe,
+    Vote,
+)
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.labels import label
@@ -205,6 +214,7 @@ def test_fault_changes_something(name: str, cell: Cell) -> None:
     history = Vote(STREAM.history, 1, cell.manifest.hash(b"x"))
     sent += [Send(OTHERS, publish, (b"x",)), Send(READERS, history, (b"x",))]
     sent += [Send(OTHERS, Publish(STREAM.history, 1, history.digests), (b"x",))]
+    sent += [Send(OTHERS, Reached(ORDERS, (Cursor(STREAM, number),))) for number in (4, 9)]
     assert any(fault.tamper(sent, Millis(0)) != sent for _ in range(20))
 
 
@@ -308,6 +318,18 @@ def test_two_offers_both_versions_are_signed_and_labelled(cell: Cell) -> None:
     assert offer_holds(cell.keyrings[NodeId("broker-1")], lie.message)
     assert all(body.startswith(label(STREAM, n)) for n, body in enumerate(lie.bodies, 1))
     assert lie.bodies != truth.bodies
+
+
+def test_never_reads_tells_for_ever_what_it_told_first(cell: Cell) -> None:
+    fault = make_fault("never-reads", context(cell, Role.SUBSCRIBER))
+    told = [
+        Send(OTHERS, kind(ORDERS, (Cursor(STREAM, number),), *more))
+        for kind, number, more in ((Reached, 4, ()), (Subscribe, 9, (True,)), (Reached, 12, ()))
+    ]
+    lies = [lie.message for send in told for lie in sent(fault, send)]
+    assert [lie.cursors for lie in lies if isinstance(lie, Reached | Subscribe)] == [
+        (Cursor(STREAM, 4),)
+    ] * 3
 
 
 @pytest.mark.parametrize("percent", [-1, 101, 10**9])

@@ -148,6 +148,8 @@ _ENTRIES = (
            "asks for everything, again and again", valid_under=ALL),
     _entry("false-missed", _SUBSCRIBER, clients.FalseMissed, Footprint.NOTHING,
            "claims to have missed what it received", valid_under=ALL),
+    _entry("never-reads", _SUBSCRIBER, clients.NeverReads, Footprint.NOTHING,
+           "claims to read nothing, so that publishers wait for it", valid_under=ALL),
     _entry("unauthorised", _SUBSCRIBER, clients.Unauthorised, Footprint.NOTHING,
            "subscribes and publishes where it may not", valid_under=ALL),
     _entry("impersonate", _SUBSCRIBER, clients.Impersonate, Footprint.NOTHING,

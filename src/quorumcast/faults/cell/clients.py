@@ -22,7 +22,7 @@ from quorumcast.broadcast.messages import (
     Pull,
     Ready,
 )
-from quorumcast.cell.messages import Attest, Checkpoint, Missed, Subscribe, Vote
+from quorumcast.cell.messages import Attest, Checkpoint, Missed, Reached, Subscribe, Vote
 from quorumcast.core.ids import Channel, Digest, Lane, Millis, NodeId, Stream, split_digests
 from quorumcast.core.machine import Bodies, Effect, Send
 from quorumcast.core.message import Message
@@ -194,6 +194,25 @@ class PullFlood(Tampering):
                 Send(send.to, Attest(stream, rng.choice((1, 2**40)))),
             ]
         return [send, *extra]
+
+
+class NeverReads(Tampering):
+    """Tells brokers that it reads nothing more, so that publishers wait for it."""
+
+    def __init__(self, name: str, context: FaultContext) -> None:
+        super().__init__(name, context)
+        #: What it told first of each stream.
+        self._told: dict[Stream, int] = {}
+
+    def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        message = send.message
+        if not isinstance(message, Reached | Subscribe) or not self.context.hits():
+            return [send]
+        cursors = tuple(
+            Cursor(cursor.stream, self._told.setdefault(cursor.stream, cursor.next))
+            for cursor in message.cursors
+        )
+        return [replace(send, message=replace(message, cursors=cursors))]
 
 
 class FalseMissed(Tampering):

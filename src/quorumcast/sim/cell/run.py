@@ -127,6 +127,8 @@ class CellRun(Run[CellPlan, CellWorld]):
 
     def finale(self) -> None:
         """Publish once the operator is done and links are up again, then ask for receipts."""
+        for subscriber in self.plan.subscribers:
+            self.world.wake(subscriber)
         if self._members is None:
             self._publish_at_the_end()
         else:
@@ -158,6 +160,8 @@ class CellRun(Run[CellPlan, CellWorld]):
             world.adversary.declare(act.node, "amnesia")
         super().crash(act)
         world.facts.stopped(act.node, now)
+        if is_broker:
+            world.facts.forgot_at = now
         if world.adversary.has_lost_contents():
             world.facts.lost_at = now
 
@@ -175,6 +179,8 @@ class CellRun(Run[CellPlan, CellWorld]):
                 self._submit(act.node, act.channel, act.amount)
             case "join" | "read" | "leave" | "prove":
                 getattr(world, act.what)(act.node, act.channel)
+            case "stall" | "wake":
+                getattr(world, act.what)(act.node)
             case "extract" | "recall":
                 getattr(world, act.what)(act.node, act.channel, act.amount)
             case "roll" | "cycle":

@@ -23,6 +23,7 @@ from quorumcast.sim.cell.drawing.faults import draw_conspiracy, draw_fault
 from quorumcast.sim.cell.drawing.leaders import draw_leaders
 from quorumcast.sim.cell.drawing.links import draw_links
 from quorumcast.sim.cell.drawing.members import draw_members
+from quorumcast.sim.cell.drawing.slow import draw_slow_readers
 from quorumcast.sim.cell.harm import ADVERSARIES, faults_of
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.kernel.network import Weather
@@ -98,6 +99,7 @@ def draw(
     clients.draw_resumptions(draft)
     if extras:
         draw_epochs(draft)
+        draw_slow_readers(draft)
     return _plan(draft, weather)
 
 

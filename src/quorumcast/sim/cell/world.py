@@ -93,6 +93,7 @@ class CellWorld(World[CellFacts]):
         facts.ordered = self._ordered
         facts.holds = self._holds
         facts.on_disk = lambda node, kind, owner: self.nodes[node].disk.held(kind, owner)
+        facts.clock = lambda: self.scheduler.now
         facts.wire_tapped = weather.corruption > 0
         self.lies = Lies()
         self.judge(
@@ -259,6 +260,19 @@ class CellWorld(World[CellFacts]):
     def leave(self, subscriber: NodeId, channel: Channel) -> None:
         """Unsubscribe."""
         self.nodes[subscriber].feed(Leave(channel))
+
+    def stall(self, subscriber: NodeId) -> None:
+        """Its application takes nothing from now on, and its queue is full."""
+        self.facts.stalled(subscriber, self.scheduler.now)
+        self.nodes[subscriber].deafen()
+
+    def wake(self, subscriber: NodeId) -> None:
+        """Its application goes on: the machine asks brokers for what it missed, as clients do."""
+        node = self.nodes[subscriber]
+        if node.listen():
+            for broker in self.facts.manifest.broker_ids:
+                if self.network.talk(subscriber, broker):
+                    node.connected(broker)
 
     def prove(self, subscriber: NodeId, channel: Channel) -> None:
         """Ask for a receipt of the last publication accepted on each stream."""

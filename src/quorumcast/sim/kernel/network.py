@@ -173,6 +173,11 @@ class Network:
         self._links[caller, callee] = self._links[callee, caller] = link
         self._scheduler.after(self._rng.randrange(RECONNECT_MS), lambda: self._greet(link))
 
+    def talk(self, one: NodeId, other: NodeId) -> bool:
+        """Whether there is a session between two nodes."""
+        link = self._links.get((one, other))
+        return link is not None and bool(link.sessions)
+
     def dial(self, caller: NodeId, callee: NodeId) -> None:
         """Call a node once, unless the two have a link or one is being made."""
         link = self._links.get((caller, callee))

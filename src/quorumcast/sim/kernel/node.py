@@ -48,6 +48,8 @@ from quorumcast.sim.kernel.scheduler import Scheduler
 
 #: Number of received messages that a faulty node remembers, for its fault to use.
 HEARD = 48
+#: Timers that expired while a node was deaf fire this long after it listens again.
+AFTER_DEAF_MS = 250
 
 
 class Wire(Protocol):
@@ -78,11 +80,13 @@ class SimulatedNode:
 
     __slots__ = (
         "_copies",
+        "_deaf",
         "_factory",
         "_flushing",
         "_held",
         "_life",
         "_outbox",
+        "_postponed",
         "_scheduler",
         "_settings",
         "_side",
@@ -139,6 +143,9 @@ class SimulatedNode:
         self._life = 0
         #: Actions that wait for a paused process to resume; None: it is not paused.
         self._held: list[Callable[[], None]] | None = None
+        #: Whether its application takes nothing, and timers that expired meanwhile.
+        self._deaf = False
+        self._postponed: list[Timer] = []
 
     @property
     def machine(self) -> Machine:
@@ -166,6 +173,7 @@ class SimulatedNode:
         self._outbox.clear()
         self._flushing = False
         self._held = None
+        self._deaf, self._postponed = False, []
         self.disk.crash(wipe=wipe, tear=tear, corrupt=corrupt)
 
     def leave(self) -> None:
@@ -193,6 +201,21 @@ class SimulatedNode:
         held, self._held = self._held, None
         for act in held or ():
             act()
+
+    def deafen(self) -> None:
+        """Read nothing more, as a client whose application takes nothing: its clock stands still.
+
+        What it is sent is lost, as in a full outbox.
+        """
+        self._deaf = self.up
+
+    def listen(self) -> bool:
+        """Read on; whether it had stopped."""
+        deaf, self._deaf = self._deaf, False
+        postponed, self._postponed = self._postponed, []
+        for timer in postponed:
+            self.after(AFTER_DEAF_MS, partial(self.feed, TimerFired(timer)))
+        return deaf
 
     def in_turn(self, act: Callable[[], None]) -> None:
         """Run an action now, or when a paused process resumes."""
@@ -245,6 +268,8 @@ class SimulatedNode:
 
     def receive(self, sender: NodeId, opened: Opened) -> None:
         """Messages of an authenticated packet, in order."""
+        if self._deaf:
+            return
         copy = self._side.get(sender, 0)
         for message, bodies in opened:
             self.feed(Receive(sender, message, bodies), copy)
@@ -324,6 +349,9 @@ class SimulatedNode:
         def fire() -> None:
             if self._timers.get(key) == setting:
                 del self._timers[key]
+                if self._deaf:
+                    self._postponed.append(effect.timer)
+                    return
                 self.feed(TimerFired(effect.timer), copy)
 
         self.after(effect.after_ms, fire)

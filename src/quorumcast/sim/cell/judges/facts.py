@@ -61,6 +61,10 @@ def _is_client(manifest: Manifest, node: NodeId) -> bool:
     return any(client.id == node for client in manifest.clients)
 
 
+#: The time in which brokers have learned how far a subscriber is, although messages get lost.
+TOLD_MS = 800
+
+
 class OwedPast(msgspec.Struct, eq=False):
     """What a reader of the past is owed, and what it was told of its end.
 
@@ -119,6 +123,8 @@ class Reader(msgspec.Struct, eq=False):
     recalling: dict[int, None] = msgspec.field(default_factory=dict)
     #: Requested receipts that have not come.
     proving: dict[tuple[Stream, int], None] = msgspec.field(default_factory=dict)
+    #: Whether publishers have to wait for it: it had caught up when its application stopped.
+    waited_for: bool = False
     #: Set if it begins in the past.
     past: OwedPast | None = None
 
@@ -152,6 +158,10 @@ class CellFacts(kernel.Facts):
     effects = kernel.Facts.effects | {Deliver, DeliverGap, Acknowledged, Renewed, Proven, Recalled}
 
     adversary: CellAdversary
+    #: The time; set by the world.
+    clock: Callable[[], int]
+    #: Last time at which a broker crashed, after which it knows nothing of subscribers; -1: never.
+    forgot_at = -1
 
     def __init__(self, manifest: Manifest, adversary: CellAdversary) -> None:
         super().__init__(adversary)
@@ -388,7 +398,7 @@ class CellFacts(kernel.Facts):
                 reader = self.reader(node, stream.channel)
                 if reader is not None:
                     reader.gaps.setdefault(stream, []).append((first, upto))
-                    excused = min(upto, self.let_go(stream))
+                    excused = min(upto, self.let_go(stream, reader))
                     if first <= excused:
                         reader.excused.setdefault(stream, []).append((first, excused))
                     self._note_end(reader)
@@ -412,7 +422,40 @@ class CellFacts(kernel.Facts):
 
     # --------------------------------------------------------- retention
 
-    def let_go(self, stream: Stream) -> int:
+    def stalled(self, node: NodeId, now: Millis) -> None:
+        """The application of a subscriber takes nothing from now on.
+
+        Publishers wait for it if it has caught up, and if brokers have had the time to learn that.
+        """
+        for (name, channel), reader in self._current.items():
+            if name != node or reader.start is not None or reader.standing_at is None:
+                continue
+            told = now - TOLD_MS
+            reader.waited_for = reader.standing_at < told and not any(
+                reader.upto(stream) < number
+                for stream, published in self.published.items()
+                if stream.channel == channel and self.adversary.is_correct(stream.publisher)
+                for number, (_, when) in enumerate(published, 1)
+                if reader.standing_at < when < told
+            )
+
+    def _is_waited_for(self, reader: Reader, stream: Stream) -> bool:
+        """Whether correct brokers hold publishers up rather than discard what this reader lacks.
+
+        Its allowance cannot be used up before so much time has passed.
+        """
+        entry = self.manifest.channel(stream.channel)
+        if entry is None or reader.standing_at is None or not reader.waited_for:
+            return False
+        wait_ms = entry.policy.limits.wait_ms
+        since = reader.standing_at
+        return (
+            self.clock() - since < wait_ms
+            and self.forgot_at < since
+            and self.adversary.is_correct(stream.publisher)
+        )
+
+    def let_go(self, stream: Stream, reader: Reader | None = None) -> int:
         """The last number that correct brokers may have discarded by now.
 
         They keep the newest `retained_publications` over all lives of a publisher, even of a lying
@@ -427,6 +470,8 @@ class CellFacts(kernel.Facts):
         if self.gaps_allowed:
             return MAX_NUMBER
         lost = sum(when <= self.lost_at for _, when in self.published.get(stream, ()))
+        if reader is not None and self._is_waited_for(reader, stream):
+            return lost
         return max(self._beyond_limits(stream), lost)
 
     def _beyond_limits(self, stream: Stream) -> int:

@@ -40,6 +40,7 @@ from quorumcast.sim.cell.known_bad.ordering import ORDER_VARIANTS
 from quorumcast.sim.cell.known_bad.plans import PLOT, PUB1, PUB2, SUB1, SUB2, fifo_plan, mount
 from quorumcast.sim.cell.known_bad.reading import READING_VARIANTS
 from quorumcast.sim.cell.known_bad.recovery import RECOVERY_VARIANTS
+from quorumcast.sim.cell.known_bad.waiting import WAITING_VARIANTS
 from quorumcast.sim.cell.scenario import ORDERS, QUOTES
 from quorumcast.sim.kernel import network
 from quorumcast.sim.kernel.known_bad import Patch, Variant
@@ -353,4 +354,5 @@ VARIANTS: tuple[Variant, ...] = (
     *READING_VARIANTS,
     *RECOVERY_VARIANTS,
     *MEMBER_VARIANTS,
+    *WAITING_VARIANTS,
 )
