@@ -23,6 +23,7 @@ from tests.runtime.world import PATIENCE_S, eventually, run, until
 import quorumcast
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
+from quorumcast.core.limits import MAX_WAIT_MS, MIN_WAIT_MS, Limits
 from quorumcast.crypto.identity import Identity
 from quorumcast.manifest.build import add_client, next_epoch
 from quorumcast.manifest.files import write_identity
@@ -35,9 +36,21 @@ from quorumcast.traces.recorder import Recorder
 pytestmark = [pytest.mark.runtime]
 
 
+def waiting_policy(wait_ms: int) -> Policy:
+    """Publishers wait so long for subscribers; what the channel retains is soon outgrown."""
+    limits = Limits(retained_publications=512, window=128, segment=128, wait_ms=wait_ms)
+    return Policy.named("ab", limits=limits)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(channels={"events": "ab+history", "brb": "brb"}) as cluster:
+    channels: dict[str, str | Policy] = {
+        "events": "ab+history",
+        "brb": "brb",
+        "patient": waiting_policy(MAX_WAIT_MS),
+        "brief": waiting_policy(MIN_WAIT_MS),
+    }
+    with LocalCluster(channels=channels) as cluster:
         yield cluster
 
 
@@ -45,6 +58,25 @@ async def connect(cluster: LocalCluster, name: str) -> quorumcast.Node:
     return await quorumcast.connect(
         cluster.manifest_path, cluster.identity_path(name), timeout_s=PATIENCE_S
     )
+
+
+async def publish_many(node: quorumcast.Node, channel: str, count: int) -> None:
+    async with node.publisher(channel, batching=False) as outbox:
+        for number in range(count):
+            await outbox.ready()
+            outbox.post(b"%d" % number)
+
+
+async def read_many(inbox: quorumcast.Subscription, count: int) -> tuple[int, int]:
+    """The number of events that came, and of those that are in gaps."""
+    came = lost = 0
+    while came + lost < count:
+        for item in await inbox.take():
+            if isinstance(item, quorumcast.Gap):
+                lost += item.upto - item.first + 1
+            else:
+                came += len(item.payloads)
+    return came, lost
 
 
 @contextlib.asynccontextmanager
@@ -473,3 +505,47 @@ def test_trace_notes_what_was_published_forwarded_and_accepted(tmp_path: Path) -
     assert peers == {"bob"}
     assert forwarders.keys() == published.keys()
     assert min(forwarders.values()) >= 3
+
+
+def test_cluster_publishers_wait_for_a_subscriber_that_reads_again_in_time(
+    cluster: LocalCluster,
+) -> None:
+    """On channels of which nobody waits, it lost a third of what was acknowledged."""
+    count = 3000
+
+    def waits() -> bool:
+        return bool(cluster.status("broker-1")["waited_ms"].get("patient"))
+
+    async def main() -> tuple[int, int]:
+        async with (
+            await connect(cluster, "alice") as alice,
+            await connect(cluster, "bob") as bob,
+            bob.subscribe("patient", queue=128) as inbox,
+        ):
+            publishing = asyncio.create_task(publish_many(alice, "patient", count))
+            assert await asyncio.to_thread(eventually, waits)
+            assert not publishing.done()
+            found = await read_many(inbox, count)
+            await publishing
+            return found
+
+    assert run(main()) == (count, 0)
+
+
+def test_cluster_publishers_wait_no_longer_for_a_subscriber_that_does_not_read(
+    cluster: LocalCluster,
+) -> None:
+    count = 3000
+
+    async def main() -> tuple[int, int]:
+        async with (
+            await connect(cluster, "alice") as alice,
+            await connect(cluster, "bob") as bob,
+            bob.subscribe("brief", queue=128) as inbox,
+        ):
+            await publish_many(alice, "brief", count)
+            return await read_many(inbox, count)
+
+    assert sum(run(main())) == count
+    # It has caught up since, and may have regained some of what it used up.
+    assert cluster.status("broker-1")["waited_ms"]["brief"]["bob"] <= MIN_WAIT_MS + 100
