@@ -30,7 +30,7 @@ from quorumcast.manifest.files import write_identity
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.broker.broker import BrokerSettings
 from quorumcast.runtime.broker.process import decode_settings, encode_settings
-from quorumcast.testing import LocalCluster
+from quorumcast.testing import LocalCluster, MemoryCell, make_client_honest, make_client_lie
 from quorumcast.traces.recorder import Recorder
 
 pytestmark = [pytest.mark.runtime]
@@ -49,6 +49,7 @@ def cluster() -> Iterator[LocalCluster]:
         "brb": "brb",
         "patient": waiting_policy(MAX_WAIT_MS),
         "brief": waiting_policy(MIN_WAIT_MS),
+        "lies": Policy.named("ab+history", alpha=4),
     }
     with LocalCluster(channels=channels) as cluster:
         yield cluster
@@ -549,3 +550,64 @@ def test_cluster_publishers_wait_no_longer_for_a_subscriber_that_does_not_read(
     assert sum(run(main())) == count
     # It has caught up since, and may have regained some of what it used up.
     assert cluster.status("broker-1")["waited_ms"]["brief"]["bob"] <= MIN_WAIT_MS + 100
+
+
+def test_cluster_publisher_that_equivocates_is_convicted_and_another_one_served(
+    cluster: LocalCluster,
+) -> None:
+    async def main() -> None:
+        async with (
+            await connect(cluster, "alice") as alice,
+            await connect(cluster, "bob") as bob,
+            bob.subscribe("lies") as inbox,
+        ):
+            make_client_lie(alice, "equivocating-publisher")
+            lies, truth = alice.publisher("lies"), bob.publisher("lies")
+            for number in range(30):
+                lies.post(b"lie %d" % number)
+                await truth.publish(b"%d" % number)
+            mine: list[bytes] = []
+            while len(mine) < 30:
+                event = await anext(inbox)
+                mine += [event.payload] if event.publisher == "bob" else []
+            assert mine == [b"%d" % number for number in range(30)]
+
+            def convicted() -> bool:
+                return all("alice" in cluster.status(one)["accusations"] for one in cluster.brokers)
+
+            assert await asyncio.to_thread(eventually, convicted)
+
+    run(main())
+
+
+def test_cluster_subscriber_that_claims_to_read_nothing_delays_publishers_only_for_its_time(
+    cluster: LocalCluster,
+) -> None:
+    async def main() -> tuple[int, int]:
+        async with (
+            await connect(cluster, "alice") as alice,
+            await connect(cluster, "bob") as bob,
+            bob.subscribe("brief") as inbox,
+        ):
+            make_client_lie(bob, "never-reads")
+            await publish_many(alice, "brief", 3000)
+            return await read_many(inbox, 3000)
+
+    assert run(main()) == (3000, 0)  # it lied: it reads everything
+
+
+def test_client_lies_only_as_clients_can() -> None:
+    async def main() -> None:
+        async with MemoryCell() as cell:
+            alice = await cell.connect("alice")
+            with pytest.raises(UsageError, match="'alter' is no fault of clients; choose one of"):
+                make_client_lie(alice, "alter")
+            make_client_lie(alice, "skip-broker", victims=["broker-1"])
+            async with alice.publisher("events") as outbox:
+                await outbox.publish(b"one")
+                assert cell.broker("broker-1").machine.sizes()["streams"] == 0
+                make_client_honest(alice)
+                await outbox.publish(b"two")
+                await until(lambda: cell.broker("broker-1").machine.sizes()["streams"] == 1)
+
+    run(main())

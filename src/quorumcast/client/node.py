@@ -38,6 +38,7 @@ from quorumcast.core.machine import Accuse, DialFailure, Machine, Suspect
 from quorumcast.core.statements import Evidence
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.session import Opened
+from quorumcast.faults.contract import Fault
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.paths import identity_path, manifest_path
@@ -93,6 +94,8 @@ class Node:
         self._instrumentation = instrumentation or Instrumentation()
         self._now_us = now_us
         self._keyring = manifest.keyring(identity)
+        #: What each role does wrong, for tests; empty in a correct node.
+        self._faults: dict[str, tuple[Fault, ...]] = {}
         self._links: Links | None = None
         self._outgoing: Outgoing | None = None
         self._incoming: Incoming | None = None
@@ -243,10 +246,22 @@ class Node:
             application={**application, Suspect: self._on_suspect, Accuse: self._on_accuse},
             on_failure=self._fail,
         )
+        driver.faults = self._faults.get(role, ())
         self._instrumentation.begin(driver, self.manifest, self.name, role)
         for peer in self._brokers.up:
             driver.peer_up(peer)
         return driver
+
+    def faults(self, role: str) -> tuple[Fault, ...]:
+        """What a role, "publisher" or "subscriber", does wrong."""
+        return self._faults.get(role, ())
+
+    def set_faults(self, role: str, faults: tuple[Fault, ...]) -> None:
+        """Let a role misbehave from now on, for tests (`testing.make_client_lie`)."""
+        self._faults[role] = faults
+        user = self._outgoing if role == "publisher" else self._incoming
+        if user is not None:
+            user.driver.faults = faults
 
     # ---------------------------------------------------------- called by the links
 

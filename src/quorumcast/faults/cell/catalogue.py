@@ -124,7 +124,7 @@ _ENTRIES = (
     _entry("equivocating-publisher", _PUBLISHER, clients.EquivocatingPublisher, Footprint.EVIDENCE,
            "different contents for different brokers, with a signed history for each",
            provable_under=HISTORY, valid_under=ALL),
-    _entry("skip-history", _PUBLISHER, clients.SkipHistory, Footprint.SUSPICION,
+    _entry("skip-history", _PUBLISHER, clients.SkipHistory, Footprint.NOTHING,
            "publishes and never sends a history", valid_under=ALL),
     _entry("bad-bodies", _PUBLISHER, clients.BadBodies, Footprint.NOTHING,
            "contents that do not match their digests", valid_under=ALL),

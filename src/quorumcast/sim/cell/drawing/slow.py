@@ -20,10 +20,14 @@ def draw_slow_readers(draft: Draft) -> None:
     operated = draft.newcomers or any(act.what in STEPS for act in draft.acts)
     if rng.randrange(8) or draft.policy.total or operated:
         return
-    limits = draft.policy.limits
+    limits, liar = draft.policy.limits, draft.subscribers[-1]
+    # A liar may make publishers wait for as long as that, which is longer than promises take.
+    lies = len(draft.subscribers) > 1 and liar not in draft.corrupted and rng.randrange(3) == 0
+    readers = (*draft.subscribers, *draft.extra_subscribers)
+    liars = lies or any(reader in draft.corrupted for reader in readers)
     limits = replace(
         limits,
-        wait_ms=rng.choice((MAX_WAIT_MS, MAX_WAIT_MS, 100, 400, 1500)),
+        wait_ms=rng.choice((100, 400, 1500) if liars else (MAX_WAIT_MS, MAX_WAIT_MS, 400)),
         retained_publications=max(WINDOWS_RETAINED * limits.window, 32),
     )
     draft.policy = replace(draft.policy, limits=limits)
@@ -41,7 +45,5 @@ def draw_slow_readers(draft: Draft) -> None:
                 for _ in range(rng.randrange(2 + 2 * limits.retained_publications // AMOUNT)):
                     when = at + rng.randrange(800)
                     draft.act(when, "submit", publisher, channel, AMOUNT)
-    if rng.randrange(3) == 0 and len(draft.subscribers) > 1:
-        liar = draft.subscribers[-1]
-        if liar not in draft.corrupted:
-            draft.corrupt(liar, "never-reads", 0, rng.choice((100, 50)))
+    if lies:
+        draft.corrupt(liar, "never-reads", 0, rng.choice((100, 50)))

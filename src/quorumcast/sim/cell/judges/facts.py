@@ -442,7 +442,8 @@ class CellFacts(kernel.Facts):
     def _is_waited_for(self, reader: Reader, stream: Stream) -> bool:
         """Whether correct brokers hold publishers up rather than discard what this reader lacks.
 
-        Its allowance cannot be used up before so much time has passed.
+        Its allowance cannot be used up before so much time has passed. Where f brokers are enough
+        for a publisher to go on, they may know nothing of the reader.
         """
         entry = self.manifest.channel(stream.channel)
         if entry is None or reader.standing_at is None or not reader.waited_for:
@@ -452,6 +453,7 @@ class CellFacts(kernel.Facts):
         return (
             self.clock() - since < wait_ms
             and self.forgot_at < since
+            and self.manifest.quorums.responders > self.manifest.f
             and self.adversary.is_correct(stream.publisher)
         )
 

@@ -1,0 +1,43 @@
+"""Clients that lie: a connected node commits a fault of publishers or subscribers.
+
+The fault changes what the node's own machine sends. It has the node's keys and nobody else's, so it
+can do no more than anybody who holds that identity.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from quorumcast.client.node import Node
+from quorumcast.core.errors import UsageError
+from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault, names
+from quorumcast.faults.cell.entry import FaultContext, Role
+
+
+def make_client_lie(
+    node: Node, fault: str, *, percent: int = 100, victims: Sequence[str] = (), seed: int = 0
+) -> None:
+    """Make a connected client misbehave by a name of the catalogue, as publisher or subscriber.
+
+    `percent` and `victims` are those of brokers' faults.
+    """
+    entry = CATALOGUE.get(fault)
+    if entry is None or entry.role is Role.BROKER:
+        known = ", ".join((*names(Role.PUBLISHER), *names(Role.SUBSCRIBER)))
+        raise UsageError(f"{fault!r} is no fault of clients; choose one of {known}")
+    context = FaultContext(
+        node.name,
+        node.manifest,
+        node.manifest.keyring(node.identity),
+        random.Random(seed),
+        percent=percent,
+        victims=tuple(victims),
+    )
+    node.set_faults(entry.role.value, (*node.faults(entry.role.value), make_fault(fault, context)))
+
+
+def make_client_honest(node: Node) -> None:
+    """The client is honest from now on; what it sent before stays sent."""
+    for role in (Role.PUBLISHER, Role.SUBSCRIBER):
+        node.set_faults(role.value, ())
