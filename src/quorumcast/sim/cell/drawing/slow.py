@@ -18,7 +18,8 @@ def draw_slow_readers(draft: Draft) -> None:
     """Publishers wait: for ever as far as this run is concerned, or only a moment."""
     rng = random.Random(f"slow {draft.seed}")
     operated = draft.newcomers or any(act.what in STEPS for act in draft.acts)
-    if rng.randrange(8) or draft.policy.total or operated:
+    fits = draft.adversary != "none" and not (draft.policy.total or operated)
+    if rng.randrange(8) or not fits:
         return
     limits, liar = draft.policy.limits, draft.subscribers[-1]
     # A liar may make publishers wait for as long as that, which is longer than promises take.
