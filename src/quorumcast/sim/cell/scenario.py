@@ -107,6 +107,9 @@ def _plan(draft: Draft, weather: Weather) -> CellPlan:
     rng = draft.rng
     slow = draft.long or draft.policy.total or draft.adversary == "rolling"
     slowest_ms = max((link.latency_ms for link in weather.links), default=0)
+    # Publishers may wait so long for a subscriber that faulty brokers keep from reading.
+    wait_ms = draft.policy.limits.wait_ms
+    patience_ms = (LONG_PATIENCE_MS if slow else PATIENCE_MS) + PATIENCE_PER_MS * slowest_ms
     return CellPlan(
         seed=draft.seed,
         policy=draft.policy,
@@ -120,7 +123,7 @@ def _plan(draft: Draft, weather: Weather) -> CellPlan:
         corruptions=tuple(draft.corruptions),
         doomed=tuple(draft.doomed),
         calm_at_ms=draft.safety_ms,
-        patience_ms=(LONG_PATIENCE_MS if slow else PATIENCE_MS) + PATIENCE_PER_MS * slowest_ms,
+        patience_ms=patience_ms + wait_ms,
         sync_ms=rng.choice((0, 2, 5, 20)),
         coalesce_ms=rng.choice((0, 0, 1, 3)),
         finale=rng.choice((1, 3)),
