@@ -270,6 +270,13 @@ def test_split_digests_of_a_run_are_the_digests(digests: list[Digest]) -> None:
     assert split_digests(b"".join(digests)) == digests
 
 
+@pytest.mark.parametrize("size", [1, DIGEST_SIZE + 1, 5 * limits.MAX_RUN * DIGEST_SIZE])
+def test_split_digests_leaves_nothing_out(size: int) -> None:
+    parts = split_digests(bytes(size))
+    assert b"".join(parts) == bytes(size)
+    assert {len(part) for part in parts[:-1]} <= {DIGEST_SIZE}
+
+
 @pytest.mark.parametrize("message", EXAMPLES, ids=kind)
 def test_message_that_a_publisher_expects_is_sorted_out_for_it(message: Message) -> None:
     """A node that publishes and subscribes sorts messages by `ONLY_FOR_PUBLISHERS`."""
