@@ -135,7 +135,9 @@ async def test_time_of_which_publications_may_have_been_dropped_is_told_like_the
     async with MemoryCell(channels={"events": small(policy)}, now_us=clock) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         await publish(alice, "events", COUNT)
-        (gap,), found = await read(bob, "events")
+        earlier, ((gap,), found) = None, await read(bob, "events")
+        while found != earlier:  # retention counts what the last history settles
+            earlier, ((gap,), found) = found, await read(bob, "events")
         (told,), of_a_time = await read(bob, "events", clock.day_ago())
         assert of_a_time == found
         assert (told.stream, told.first, told.upto) == (gap.stream, gap.first, gap.upto)

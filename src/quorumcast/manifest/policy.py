@@ -36,9 +36,9 @@ from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis
 
 _HISTORY = "+history"
-#: α of a channel that names none: it adapts between these two. A publisher may be 2α publications
-#: ahead of its histories, which is all that brokers take with the usual window.
-ALPHA, ALPHA_MAX = 100, 512
+#: α of a channel that names none: it adapts between these two. More than the usual window is of no
+#: use: a publisher would stop before its history is due.
+ALPHA, ALPHA_MAX = 100, 1024
 #: Suffixes for `journal`: "durable" where publications themselves are kept on disk, "journal" where
 #: brokers only keep what they have voted for.
 _DURABLE, _JOURNAL = "+durable", "+journal"
@@ -107,7 +107,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if limits is None:
             limits = _KEEPS_ALL if journal and broadcast is Broadcast.CONSENSUS else Limits()
         if alpha is None:
-            alpha, alpha_max = min(ALPHA, limits.window), min(alpha_max or ALPHA_MAX, limits.window)
+            most = max(1, min(limits.window, limits.retained_publications // 2))
+            alpha, alpha_max = min(ALPHA, most), min(alpha_max or ALPHA_MAX, most)
         if history and alpha == 0:
             raise UsageError(
                 f"policy {name!r} needs an alpha of 1 or more; without history it is called "

@@ -23,6 +23,9 @@ from quorumcast.ordering.offer_sender import OfferSender, ResumedSender
 RETRANSMIT_MS = 250
 #: After this much idleness the tail gets a history of its own.
 TAIL_MS = 80
+#: The oldest publication without a history gets one after about this long: where the fast path
+#: fails, subscribers of a slow publisher would wait until it has published α of them.
+HISTORY_MS = 250
 #: Bytes of contents in one run, which travels as one message. A backlog is cut so that receivers
 #: work on the first part while the next is on its way; smaller runs would cost more overhead each,
 #: above all under total order.
@@ -40,7 +43,7 @@ class Retransmit(Timer, frozen=True, tag=True):
 
 
 class TailHistory(Timer, frozen=True, tag=True):
-    """Cover the publications since the last history if no more have come."""
+    """Cover the publications since the last history if it is time for one."""
 
     stream: Stream
 
@@ -98,8 +101,8 @@ class PublishedStream:
         self.alpha = policy.alpha
         #: Every number up to this one is in a history that was sent.
         self.covered = 0
-        #: Digests of the runs since `covered`, and how many bytes each of them has.
-        self._uncovered: deque[tuple[bytes, int]] = deque()
+        #: The runs since `covered`: digests, bytes of contents, and when they were submitted.
+        self._uncovered: deque[tuple[bytes, int, Millis]] = deque()
         self._uncovered_bytes = 0
         #: A history is due for so many bytes: brokers echo it only if they retain all of them.
         self._history_bytes = policy.limits.retained_bytes // HISTORY_PART
@@ -149,7 +152,7 @@ class PublishedStream:
             effects += sent
             if self.history is not None:
                 size = sum(map(len, run))
-                self._uncovered.append((digests, size))
+                self._uncovered.append((digests, size, now))
                 self._uncovered_bytes += size
                 effects += self._maybe_send_history()
         self.last_submit = now
@@ -186,6 +189,13 @@ class PublishedStream:
             effects += sent
         return effects
 
+    def is_history_due(self, now: Millis) -> bool:
+        """Whether the publications since the last history have waited long enough for one."""
+        if not self._uncovered:
+            return False
+        idle, oldest = now - self.last_submit >= TAIL_MS, self._uncovered[0][2]
+        return idle or now - oldest >= HISTORY_MS
+
     def send_history(self) -> list[Effect]:
         """Sign what was sent and is not in a history yet, and send that through Bracha.
 
@@ -199,7 +209,7 @@ class PublishedStream:
         while self._uncovered and len(digests) + len(self._uncovered[0][0]) <= most:
             if digests and size + self._uncovered[0][1] > 2 * self._history_bytes:
                 break
-            run, run_size = self._uncovered.popleft()
+            run, run_size, _ = self._uncovered.popleft()
             digests += run
             size += run_size
         self._uncovered_bytes -= size

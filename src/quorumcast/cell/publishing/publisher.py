@@ -25,7 +25,6 @@ from quorumcast.broadcast.application import Refused, Renewed, Submit
 from quorumcast.broadcast.messages import Ack, Outlived
 from quorumcast.cell.messages import Finish, Refuse
 from quorumcast.cell.publishing.published_stream import (
-    TAIL_MS,
     PublishedStream,
     Retransmit,
     TailHistory,
@@ -297,7 +296,7 @@ class Publisher:
             return []
         published.tail_set = False
         effects: list[Effect] = []
-        if now - published.last_submit >= TAIL_MS:
+        if published.is_history_due(now):
             effects += published.send_history()
         return effects + published.timers()
 

@@ -49,7 +49,7 @@ class PlanOptions(msgspec.Struct, kw_only=True):
         str,
         typer.Option(
             help="Publications between histories: 100, or 10-512 for a number that adapts; "
-            "100-512 if left out."
+            "100-1024 if left out."
         ),
     ] = ""
     brokers: Annotated[int, typer.Option(help="Broker processes.")] = 4
