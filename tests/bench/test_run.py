@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ import pytest
 from tests.runtime.world import PATIENCE_S, eventually
 
 from quorumcast.bench.plan import CRASHES, BenchPlan
-from quorumcast.bench.run import latency, run_bench
+from quorumcast.bench.run import Bench, latency, run_bench
 from quorumcast.core.errors import UsageError
 from quorumcast.runtime import digests
 from quorumcast.runtime.digests import choose_digest
@@ -41,7 +42,7 @@ def brief(**settings: object) -> BenchPlan:
         brief(policy="brb", size=57),
         brief(policy="chain"),
         brief(policy="direct", brokers=3, batch=100),
-        brief(policy="direct-crash", brokers=2, rate=200),
+        brief(policy="direct-crash", brokers=2, rate=200, poll_every=0.05),
     ],
     ids=lambda plan: plan.policy,
 )
@@ -240,3 +241,42 @@ def test_bench_worker_ends_with_whoever_holds_its_lifeline(when: str) -> None:
         finally:
             worker.kill()
             os.close(lifeline)
+
+
+def test_crashes_repeat_until_the_end_of_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = BenchPlan(fault="crash-recover", crash_every=60.0, seconds=150.0)
+    plan.check()
+    now = 0.0
+    killed: list[float] = []
+    restarted: list[float] = []
+    cluster = SimpleNamespace(
+        pid=lambda broker: 1,
+        kill=lambda broker: killed.append(now),
+        restart=lambda broker: restarted.append(now),
+    )
+    bench = Bench.__new__(Bench)
+    bench.plan = plan
+    bench._brokers = [f"broker-{i}" for i in range(1, 5)]
+    monkeypatch.setattr(bench, "_cluster", cluster, raising=False)
+    processes = SimpleNamespace(retire=lambda pid: None, watch=lambda role, pid: None)
+    monkeypatch.setattr(bench, "_processes", processes, raising=False)
+    monkeypatch.setattr("quorumcast.bench.run.time", SimpleNamespace(monotonic=lambda: now))
+    for _ in bench._kill():
+        now += 0.5
+    assert killed == [60.0, pytest.approx(121.0, abs=1)]
+    assert restarted == [pytest.approx(60.5, abs=1), pytest.approx(122.0, abs=1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"crash_every": 1.0}, "--crash-every is for --fault crash-recover"),
+        ({"crash_every": 9.0, "fault": "crash-recover"}, "less than --seconds"),
+        ({"poll_every": -1.0}, "--poll-every and --crash-every must be 0 or more"),
+    ],
+)
+def test_polls_and_crashes_that_make_no_sense_are_refused(
+    settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        brief(**settings).check()

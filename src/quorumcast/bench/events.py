@@ -101,7 +101,7 @@ def split(block: bytes | bytearray, size: int) -> list[bytes]:
     return [block[i : i + size] for i in range(0, len(block), size)]
 
 
-def as_batch(block: bytes | bytearray, size: int) -> pa.RecordBatch:
+def as_batch(block: bytes | bytearray | memoryview, size: int) -> pa.RecordBatch:
     """The events of a block as one record batch of the default schema."""
     count = len(block) // size
     column = pa.Array.from_buffers(

@@ -43,6 +43,11 @@ FAULT_TARGETS = {"drop-kind": ("Vote",), "censor-node": ("subscriber-1",)}
 WINDOW = 512
 #: The same in events, where the client packs events into publications by itself.
 NATURAL_WINDOW = 16_384
+#: Bytes in the windows of all publishers, at most: what processor caches do not hold measures the
+#: memory of the machine.
+IN_FLIGHT_BYTES = 16 * 1024 * 1024
+#: Both are so many times as large where subscribers poll: what waits for a poll is in the window.
+POLLED = 4
 #: Default of `stall_timeout` where the policy promises delivery (the machine may be busy), and
 #: where it does not.
 PROMISED_S, UNPROMISED_S = 60.0, 4.0
@@ -79,8 +84,12 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 0.0
     #: Events on a channel that a publisher has posted and not all accepted; 0 is the default.
     window: int = 0
+    #: Seconds between two polls of a subscriber; 0 takes what arrives at once.
+    poll_every: float = 0.0
     #: A fault of the catalogue, or one of CRASHES.
     fault: str = ""
+    #: With CRASH_RECOVER: seconds until the first crash and from each to the next; 0 is one crash.
+    crash_every: float = 0.0
     #: Whether publishers skip a broker where WITH_SKIPPING says so.
     skip: bool = True
     #: The role of an honest extra client; if the fault is a client's, there is one anyway.
@@ -107,6 +116,12 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
                 raise UsageError(f"--{name} must be 1 or more")
         if self.batch < 0 or self.rate < 0 or self.window < 0:
             raise UsageError("--batch, --rate and --window must be 0 or more")
+        if self.poll_every < 0 or self.crash_every < 0:
+            raise UsageError("--poll-every and --crash-every must be 0 or more")
+        if self.crash_every and (self.fault != CRASH_RECOVER or self.crash_every >= self.seconds):
+            raise UsageError(
+                f"--crash-every is for --fault {CRASH_RECOVER}, and less than --seconds"
+            )
         if self.seconds <= 0 or self.warmup < 0:
             raise UsageError("--seconds must be more than 0 and --warmup 0 or more")
         self.channel_policy()
@@ -147,7 +162,10 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The window in events."""
         if self.window:
             return self.window
-        return self.batch * WINDOW if self.batch else NATURAL_WINDOW
+        usual = self.batch * WINDOW if self.batch else NATURAL_WINDOW
+        share = IN_FLIGHT_BYTES // (self.size * self.counted_lanes)
+        polled = POLLED if self.poll_every else 1
+        return max(polled * min(usual, share), 4 * self.batch, 1)
 
     @property
     def stall_timeout_s(self) -> float:

@@ -288,9 +288,19 @@ class Bench:
         return posted + [self._counters.accepted(i)[0] for i in range(self.plan.subscribers)]
 
     def _kill(self) -> Iterator[None]:
-        """Kill f brokers after a third of the time and perhaps restart them; a step per tick."""
+        """Kill f brokers after a third of the time, or so often, and perhaps restart them.
+
+        A step per tick.
+        """
+        every = self.plan.crash_every
+        end = time.monotonic() + self.plan.seconds
+        yield from self._kill_after(every or self.plan.seconds / 3)
+        while every and time.monotonic() + every < end:
+            yield from self._kill_after(every)
+
+    def _kill_after(self, wait_s: float) -> Iterator[None]:
         victims = self.plan.faulty_brokers(self._brokers)
-        kill_at = time.monotonic() + self.plan.seconds / 3
+        kill_at = time.monotonic() + wait_s
         while time.monotonic() < kill_at:
             yield
         for victim in victims:

@@ -55,6 +55,8 @@ LONGEST_WAIT_S = 0.05
 BURST = 64
 NATURAL_BURST = 512
 BATCHED_BURST = 8192
+#: Batches that are made as one block, at most: most of the cost of making a small block is fixed.
+BATCHES_PER_BLOCK = 8
 #: Publications that a subscriber takes at a time.
 TAKE = 512
 #: Latencies sampled from each take, and kept in total.
@@ -239,9 +241,12 @@ class PublisherWorker(Worker):
         for channel in range(self.plan.channels):
             lane = self.plan.lane(self.index, channel)
             under_way = self._posted[channel] - self.counters.accepted_by_all(lane)
-            for _ in range(min(self._bursts_per_turn, (window - under_way) // self._burst)):
-                if not self._post(channel, self._burst):
+            room = min(self._bursts_per_turn, (window - under_way) // self._burst)
+            while room > 0:
+                bursts = min(room, BATCHES_PER_BLOCK) if self.plan.batch > 1 else 1
+                if not self._post(channel, bursts * self._burst):
                     break
+                room -= bursts
                 busy = True
         return busy
 
@@ -266,8 +271,12 @@ class PublisherWorker(Worker):
         posted = 0
         try:
             if plan.batch > 1:
-                publisher.post_batch(events.as_batch(block, plan.size))
-                posted = count
+                whole = memoryview(block)
+                while posted < count:
+                    upto = min(posted + plan.batch, count)
+                    part = whole[posted * plan.size : upto * plan.size]
+                    publisher.post_batch(events.as_batch(part, plan.size))
+                    posted = upto
             else:
                 for payload in events.split(block, plan.size):
                     publisher.post(payload)
@@ -309,8 +318,11 @@ class SubscriberWorker(Worker):
         return check.lane < self.plan.counted_lanes
 
     async def _listen(self, subscription: Subscription) -> None:
+        every = self.plan.poll_every
         while True:
-            items = await subscription.take(TAKE)
+            if every:
+                await asyncio.sleep(every)
+            items = await subscription.take(max(TAKE, subscription.waiting) if every else TAKE)
             if not items:
                 return
             now = time.monotonic_ns()

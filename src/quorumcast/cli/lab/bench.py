@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -67,6 +68,9 @@ class PlanOptions(msgspec.Struct, kw_only=True):
         float, typer.Option(help="Events per second and publisher; 0: as fast as accepted.")
     ] = 0.0
     window: Annotated[int, typer.Option(help="Events un-accepted at most; 0 chooses.")] = 0
+    poll_every: Annotated[
+        float, typer.Option(help="Seconds between two polls of a subscriber; 0 reads at once.")
+    ] = 0.0
     fault: Annotated[
         str,
         typer.Option(
@@ -74,6 +78,9 @@ class PlanOptions(msgspec.Struct, kw_only=True):
             "'quorumcast faults list'."
         ),
     ] = ""
+    crash_every: Annotated[
+        float, typer.Option(help="With crash-recover: again so often, in seconds; 0 is once.")
+    ] = 0.0
     digest: Annotated[str, typer.Option(help="auto, sha256, blake3 or blake2b.")] = "auto"
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False
     durable: Annotated[
@@ -137,6 +144,18 @@ def bench(
             "many are kept."
         ),
     ] = 0,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full",
+            help="With --suite fit: 1 to 10 publishers per channel, polls four times a second, a "
+            "crash every minute; about two hours.",
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --suite fit: keep the lines so far in fit.json."),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Start real processes, measure, and check that nothing was lost, repeated or altered.
@@ -149,6 +168,8 @@ def bench(
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
         )
+    if suite != FIT and (full or output is not None):
+        raise UsageError(f"--full and --output are for the suite {FIT!r}; leave them out")
     if workload is not None:
         if suite:
             raise UsageError("a suite has a workload of its own; leave out --workload or --suite")
@@ -156,7 +177,7 @@ def bench(
     elif suite == RETENTION:
         _retention(events, json_)
     elif suite:
-        _suite(suite, plan, runs, json_)
+        _suite(suite, plan, runs, json_, full, output)
     else:
         _single(plan, json_)
 
@@ -233,12 +254,16 @@ def _single_table(report: BenchReport) -> Table:
     return facts_table(f"{report.policy}, {report.brokers} brokers", facts)
 
 
-def _suite(name: str, plan: BenchPlan, runs: int, json_: bool) -> None:
+def _suite(
+    name: str, plan: BenchPlan, runs: int, json_: bool, full: bool, output: Path | None
+) -> None:
     if name not in SUITES:
         raise UsageError(f"there is no suite {name!r}; choose one of {', '.join(SUITES)}")
     if runs < 1:
         raise UsageError("--runs must be 1 or more")
-    suites = {FREEMAN: _freeman, FAULTS: _faults, FIT: _fit, SOAK: _soak, FLOODS: _floods}
+    fit = partial(_fit, full=full, output=output)
+    suites: dict[str, Callable[[BenchPlan, int, Progress], SuiteResult]]
+    suites = {FREEMAN: _freeman, FAULTS: _faults, FIT: fit, SOAK: _soak, FLOODS: _floods}
     with ProgressDisplay() as progress:
         figures, tables, sound = suites[name](plan, runs, progress)
     _show(figures, tables, sound=sound, json_=json_)
@@ -266,13 +291,23 @@ def _freeman(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
     return lines, [shown], True
 
 
-def _fit(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
-    from quorumcast.bench.papers import run_fit
+def _fit(
+    plan: BenchPlan, runs: int, progress: Progress, *, full: bool, output: Path | None
+) -> SuiteResult:
+    from quorumcast.bench.papers import FitRow, run_fit
 
-    lines = run_fit(plan, runs, progress)
+    def keep(rows: list[FitRow]) -> None:
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            (output / "fit.json").write_bytes(msgspec.json.encode(rows))
+
+    lines = run_fit(plan, runs, progress, full=full, keep=keep)
     shown = table(
         *("test", "kind"),
-        right=("brokers", "events/s", "FIT-Broker", "ratio", "to normal", "lost, dup., alt."),
+        right=(
+            *("brokers", "publishers", "events/s", "FIT-Broker", "its best", "ratio"),
+            *("to normal", "lost, dup., alt."),
+        ),
         title="FIT-Broker §5.2: events of 253 bytes, ten channels, two subscribers each",
     )
     for line in lines:
@@ -280,8 +315,10 @@ def _fit(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
             line.test,
             line.kind,
             str(line.brokers),
+            str(line.publishers),
             f"{line.events_per_s:,.0f}",
             f"{line.fit_events_per_s:,}" if line.fit_events_per_s else "",
+            f"{line.fit_best:,}" if line.fit_best else "",
             f"{line.ratio}" if line.ratio else "",
             f"{line.to_normal}" if line.to_normal else "",
             f"{line.lost}, {line.duplicated}, {line.altered}",
