@@ -31,7 +31,19 @@ def small(name: str, limits: Limits = LIMITS) -> Policy:
 async def read(
     bob: Node, channel: str, start: str | datetime = "earliest"
 ) -> tuple[list[Gap], dict[Stream, list[int]]]:
-    """What is told to be gone, before the first item and as gaps; and all numbers by stream."""
+    """What is told to be gone, before the first item and as gaps; and all numbers by stream.
+
+    Read until nothing changes: retention drops more when the last history is settled.
+    """
+    earlier, found = None, await read_once(bob, channel, start)
+    while found != earlier:
+        earlier, found = found, await read_once(bob, channel, start)
+    return found
+
+
+async def read_once(
+    bob: Node, channel: str, start: str | datetime
+) -> tuple[list[Gap], dict[Stream, list[int]]]:
     found: dict[Stream, list[int]] = defaultdict(list)
     async with bob.subscribe(channel, start=start) as events:
         items = [*events.dropped, *[item async for item in events.held()]]
@@ -135,9 +147,7 @@ async def test_time_of_which_publications_may_have_been_dropped_is_told_like_the
     async with MemoryCell(channels={"events": small(policy)}, now_us=clock) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         await publish(alice, "events", COUNT)
-        earlier, ((gap,), found) = None, await read(bob, "events")
-        while found != earlier:  # retention counts what the last history settles
-            earlier, ((gap,), found) = found, await read(bob, "events")
+        (gap,), found = await read(bob, "events")
         (told,), of_a_time = await read(bob, "events", clock.day_ago())
         assert of_a_time == found
         assert (told.stream, told.first, told.upto) == (gap.stream, gap.first, gap.upto)
