@@ -39,7 +39,7 @@ def brief(**settings: object) -> BenchPlan:
         brief(policy="ab", subscribers=2),
         brief(policy="ab+history", batch=0, publishers=2, channels=2),
         brief(policy="brb", size=57),
-        brief(policy="chain"),
+        brief(policy="chain", mac="hmac-md5", digest="md5"),
         brief(policy="direct", brokers=3, batch=100),
         brief(policy="direct-crash", brokers=2, rate=200),
     ],
@@ -175,7 +175,8 @@ def test_bench_labels_come_from_what_was_done(
         ({"brokers": 3, "f": 1}, "needs 4 brokers to tolerate f=1"),
         ({"publishers": 0}, "--publishers must be 1 or more"),
         ({"seconds": 0}, "--seconds must be more than 0"),
-        ({"digest": "md5"}, "unknown digest 'md5'"),
+        ({"digest": "crc"}, "unknown digest 'crc'"),
+        ({"mac": "none"}, "unknown MAC 'none'"),
     ],
 )
 def test_bench_impossible_plan_is_refused_in_a_sentence(

@@ -20,7 +20,8 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.quorum import largest_f
-from quorumcast.crypto.digest import hasher
+from quorumcast.crypto.digest import REPRODUCTION_HASHERS, hasher
+from quorumcast.crypto.mac import REPRODUCTION_MACS, mac_factory
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import Policy
@@ -90,6 +91,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     flood: str = ""
     flood_seats: int = 1
     digest: str = "auto"
+    #: A broken digest or MAC makes the run's cell one for reproducing figures.
+    mac: str = "blake2b"
     tls: bool = False
     #: Whether brokers write what they vote for to disk first; with total order, contents too.
     durable: bool = False
@@ -110,7 +113,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.seconds <= 0 or self.warmup < 0:
             raise UsageError("--seconds must be more than 0 and --warmup 0 or more")
         self.channel_policy()
-        hasher(choose_digest(self.digest))
+        hasher(choose_digest(self.digest), reproduction=True)
+        mac_factory(self.mac, reproduction=True)
         if self.fault and self.fault not in CRASHES and self.fault not in CATALOGUE:
             known = ", ".join((*CRASHES, LIE, *CATALOGUE))
             raise UsageError(f"there is no fault {self.fault!r}; choose one of {known}")
@@ -127,6 +131,12 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return Policy.named(
             self.policy, self.alpha, self.alpha_max, journal=self.durable, limits=limits
         )
+
+    def algorithms(self) -> dict[str, Any]:
+        """The fields of the manifest about algorithms."""
+        digest = choose_digest(self.digest)
+        broken = digest in REPRODUCTION_HASHERS or self.mac in REPRODUCTION_MACS
+        return {"digest": digest, "mac": self.mac, "reproduction": broken or msgspec.UNSET}
 
     def tolerated(self) -> int:
         """f: as given, or the largest that this policy tolerates with so many brokers."""

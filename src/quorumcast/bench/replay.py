@@ -158,6 +158,8 @@ class ReplayRun:
             trace=Path(trace) if trace else None,
             log_level="warning",
         )
+        manifest = msgspec.structs.replace(self._cluster.manifest, **plan.cell.algorithms())
+        self._cluster.write_manifest(manifest)
         (directory / "replay.json").write_bytes(msgspec.json.encode(plan))
         self._counters = ReplayCounters(directory / "counters", plan.processes, create=True)
 

@@ -189,10 +189,8 @@ class Bench:
             observe=Path(plan.observe) if plan.observe else None,
             log_level="warning",
         )
-        digest = choose_digest(plan.digest)
-        if digest != self._cluster.manifest.digest:
-            manifest = msgspec.structs.replace(self._cluster.manifest, digest=digest)
-            self._cluster.write_manifest(manifest)
+        manifest = msgspec.structs.replace(self._cluster.manifest, **plan.algorithms())
+        self._cluster.write_manifest(manifest)
         self._brokers = list(map(str, self._cluster.brokers))
         #: The header of the trace; None if there is no trace.
         self._header: Header | None = None
