@@ -175,6 +175,8 @@ def test_bench_labels_come_from_what_was_done(
         ({"brokers": 3, "f": 1}, "needs 4 brokers to tolerate f=1"),
         ({"publishers": 0}, "--publishers must be 1 or more"),
         ({"seconds": 0}, "--seconds must be more than 0"),
+        ({"fault": "drop", "percent": 0}, "--percent is 1 to 100"),
+        ({"fault": "crash", "percent": 50}, "--percent is for a fault of 'quorumcast faults list'"),
         ({"digest": "crc"}, "unknown digest 'crc'"),
         ({"mac": "none"}, "unknown MAC 'none'"),
     ],

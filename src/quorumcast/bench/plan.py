@@ -82,6 +82,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 0
     #: A fault of the catalogue, or one of CRASHES.
     fault: str = ""
+    #: The percentage of messages that the fault affects, where it can choose.
+    percent: int = 100
     #: Whether publishers skip a broker where WITH_SKIPPING says so.
     skip: bool = True
     #: The role of an honest extra client; if the fault is a client's, there is one anyway.
@@ -112,6 +114,10 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("--batch, --rate and --window must be 0 or more")
         if self.seconds <= 0 or self.warmup < 0:
             raise UsageError("--seconds must be more than 0 and --warmup 0 or more")
+        if not 1 <= self.percent <= 100:
+            raise UsageError("--percent is 1 to 100")
+        if self.percent < 100 and self.fault not in CATALOGUE:
+            raise UsageError("--percent is for a fault of 'quorumcast faults list'; name it")
         self.channel_policy()
         hasher(choose_digest(self.digest), reproduction=True)
         mac_factory(self.mac, reproduction=True)
@@ -227,7 +233,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fault_label(self) -> str:
         """The fault as headers of traces name it."""
-        return f"{self.fault} and skipping" if self.skips else self.fault
+        share = f" at {self.percent} %" if self.percent < 100 else ""
+        return f"{self.fault}{share}{' and skipping' if self.skips else ''}"
 
     def faulty_brokers(self, brokers: list[str]) -> list[str]:
         """The brokers that misbehave or are killed: f of them, and at least one."""
@@ -302,6 +309,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
     size: int
     batch: int
     fault: str
+    #: The percentage of messages that the fault affected.
+    percent: int
     seconds: float
     publications_per_s: float
     events_per_s: float

@@ -171,7 +171,9 @@ class ReplayRun:
                 cell, brokers = self.plan.cell, list(map(str, self._cluster.brokers))
                 for faulty in brokers[: max(cell.tolerated(), 1)] if cell.fault else []:
                     targets = cell.fault_targets(brokers)
-                    self._cluster.make_lie(faulty, cell.fault, victims=targets)
+                    self._cluster.make_lie(
+                        faulty, cell.fault, percent=cell.percent, victims=targets
+                    )
                 for index in range(self.plan.processes):
                     arguments = [str(self._directory), str(index), str(self._workers.lifeline)]
                     self._workers.spawn(share_name(index), "quorumcast.bench.replayer", *arguments)

@@ -232,7 +232,8 @@ class Bench:
         plan, brokers = self.plan, self._brokers
         if plan.fault not in CRASHES:
             for faulty in plan.faulty_brokers(brokers):
-                self._cluster.make_lie(faulty, plan.fault, victims=plan.fault_targets(brokers))
+                victims = plan.fault_targets(brokers)
+                self._cluster.make_lie(faulty, plan.fault, percent=plan.percent, victims=victims)
 
     def _start_workers(self) -> None:
         for role, index in self.plan.workers():
@@ -357,6 +358,7 @@ class Bench:
         return BenchReport(
             **plan.cell_parameters(),
             fault=plan.fault,
+            percent=plan.percent,
             seconds=round(seconds, 3),
             publications_per_s=round(slowest[1], 1),
             events_per_s=round(slowest[0], 1),

@@ -158,8 +158,9 @@ class Worker:
     def _faults(self, manifest: Manifest, identity: Identity) -> tuple[Fault, ...]:
         victims = tuple(self.plan.skipped_brokers(list(manifest.broker_ids)))
         name = SKIP if victims and self.result.role == "publisher" else ""
+        percent = 100
         if self.extra:
-            name = self.plan.fault
+            name, percent = self.plan.fault, self.plan.percent
         if not name:
             return ()
         context = FaultContext(
@@ -167,6 +168,7 @@ class Worker:
             manifest,
             manifest.keyring(identity),
             random.Random(self.index),
+            percent=percent,
             victims=victims,
         )
         return (make_fault(name, context),)

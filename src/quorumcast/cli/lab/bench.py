@@ -74,14 +74,15 @@ class PlanOptions(msgspec.Struct, kw_only=True):
             "'quorumcast faults list'."
         ),
     ] = ""
+    percent: Annotated[int, typer.Option(help="Percentage of messages that the fault affects.")] = (
+        100
+    )
     digest: Annotated[
         str, typer.Option(help="auto, sha256, blake3 or blake2b; Freeman's md5 or sha1.")
     ] = "auto"
     mac: Annotated[
         str,
-        typer.Option(
-            help="blake2b, hmac-sha256 or hmac-sha512; Freeman's hmac-md5 or hmac-sha1."
-        ),
+        typer.Option(help="blake2b, hmac-sha256 or hmac-sha512; Freeman's hmac-md5 or hmac-sha1."),
     ] = "blake2b"
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False
     durable: Annotated[
