@@ -37,7 +37,7 @@ def brief(**settings: object) -> BenchPlan:
     "plan",
     [
         brief(policy="ab", subscribers=2),
-        brief(policy="ab+history", batch=0, publishers=2, channels=2),
+        brief(policy="ab+history", publishers=2, channels=2, events=301),
         brief(policy="brb", size=57),
         brief(policy="chain", mac="hmac-md5", digest="md5"),
         brief(policy="direct", brokers=3, batch=100),
@@ -48,6 +48,7 @@ def brief(**settings: object) -> BenchPlan:
 def test_bench_honest_brokers_nothing_is_lost_repeated_or_altered(plan: BenchPlan) -> None:
     report = run_bench(plan)
     assert report.published > 0
+    assert report.published == plan.publishers * plan.events or not plan.events
     assert report.delivered == report.published
     assert (report.lost, report.duplicated, report.altered, report.disordered) == (0, 0, 0, 0)
     assert report.events_per_s > 0
@@ -199,6 +200,7 @@ def test_bench_digest_that_was_chosen_for_a_run_is_not_measured_again(
 def test_latency_of_samples_is_in_milliseconds() -> None:
     result = latency([n * 1_000_000 for n in range(1, 102)])
     assert (result.p50, result.p99, result.mean) == (51.0, 100.0, 51.0)
+    assert (result.p90, result.p999, result.most, result.deviation) == (91.0, 101.0, 101.0, 29.155)
     assert latency([]).p50 is None
 
 

@@ -76,6 +76,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1
     seconds: float = 5.0
     warmup: float = 1.0
+    #: Events that each publisher publishes, without warm-up; 0 publishes for `seconds`.
+    events: int = 0
     #: Events per second and publisher; 0 publishes as fast as subscribers accept.
     rate: float = 0.0
     #: Events on a channel that a publisher has posted and not all accepted; 0 is the default.
@@ -110,8 +112,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("brokers", "publishers", "subscribers", "channels"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be 1 or more")
-        if self.batch < 0 or self.rate < 0 or self.window < 0:
-            raise UsageError("--batch, --rate and --window must be 0 or more")
+        if self.batch < 0 or self.rate < 0 or self.window < 0 or self.events < 0:
+            raise UsageError("--batch, --rate, --window and --events must be 0 or more")
         if self.seconds <= 0 or self.warmup < 0:
             raise UsageError("--seconds must be more than 0 and --warmup 0 or more")
         if not 1 <= self.percent <= 100:
@@ -180,6 +182,10 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.skips and policy.may_split and not policy.has_history:
             return False
         return self.policy in CATALOGUE[self.fault].valid_under
+
+    def events_on(self, channel: int) -> int:
+        """Of the events of a publisher, those on one channel; 0 if there is no fixed number."""
+        return (self.events + self.channels - 1 - channel) // self.channels if self.events else 0
 
     # --------------------------------------------------------------- processes
 
@@ -292,6 +298,10 @@ class LatencySample(msgspec.Struct, frozen=True):
     p50: float | None = None
     p99: float | None = None
     mean: float | None = None
+    deviation: float | None = None
+    p90: float | None = None
+    p999: float | None = None
+    most: float | None = None
 
 
 class BenchReport(msgspec.Struct, kw_only=True):

@@ -142,8 +142,8 @@ def bench(
     events: Annotated[
         int,
         typer.Option(
-            help="With --workload: the first so many events; 0 is all. With --suite retention: how "
-            "many are kept."
+            help="So many events of each publisher, not --seconds. With --workload: the first so "
+            "many; 0 is all. With --suite retention: how many are kept."
         ),
     ] = 0,
     json_: JsonOption = False,
@@ -167,7 +167,7 @@ def bench(
     elif suite:
         _suite(suite, plan, runs, json_)
     else:
-        _single(plan, json_)
+        _single(msgspec.structs.replace(plan, events=events), json_)
 
 
 def _single(plan: BenchPlan, json_: bool) -> None:
@@ -229,7 +229,8 @@ def _single_table(report: BenchReport) -> Table:
     facts = {
         "publications/s": f"{report.publications_per_s:,.0f}",
         "events/s": f"{report.events_per_s:,.0f}",
-        "latency": f"median {latency.p50} ms, 99 % {latency.p99} ms, mean {latency.mean} ms",
+        "latency": f"median {latency.p50} ms, 99 % {latency.p99} ms, mean {latency.mean} ms, "
+        f"deviation {latency.deviation} ms",
         "processor": f"{report.cpu_us_per_event} µs per event {report.cpu_us_per_event_by_role}",
         "published": f"{report.published:,}",
         "delivered": f"{report.delivered:,} ({report.by_history:,} publications by history)",

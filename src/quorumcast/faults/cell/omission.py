@@ -50,8 +50,8 @@ class Dropping(Tampering):
     """Freeman §6.7: no votes for anybody, no Bracha message to f brokers, no run down the chain.
 
     `percent` of these messages are withheld: he drops all, and alters a percentage (§6.7). Pulls,
-    which his protocols do not have, are still answered. Together with a publisher that skips another
-    broker this stops AB and chain, and histories repair it.
+    which his protocols do not have, are still answered. Together with a publisher that skips
+    another broker this stops AB and chain, and histories repair it.
     """
 
     def __init__(self, name: str, context: FaultContext) -> None:
