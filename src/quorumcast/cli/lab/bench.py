@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from quorumcast.cli.common import console, facts_table, print_json, table
+from quorumcast.cli.lab import freeman
 from quorumcast.cli.options import JsonOption, ObserveOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
@@ -116,10 +117,11 @@ class PlanOptions(msgspec.Struct, kw_only=True):
 
 def bench(
     measured: PlanOptions,
+    sweep: freeman.SweepOptions,
     suite: Annotated[
         str,
         typer.Option(
-            help="'freeman': his policies side by side, against his figures. "
+            help="'freeman': his policies side by side, against his figures (all: --full). "
             "'faults': every fault of the catalogue against the fault-free rate. "
             "'fit': FIT-Broker's five tests of its four kinds, against its figures. "
             "'soak': total order while brokers are killed, paused, cut off and wiped. "
@@ -154,6 +156,8 @@ def bench(
     without history, a liar, and publishers that skip a broker: nothing can arrive).
     """
     plan = measured.plan()
+    counted = msgspec.structs.replace(plan, events=events)
+    sweep.check(suite)
     if plan.observe and (workload is not None or suite in (FIT, SOAK, FLOODS, RETENTION)):
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
@@ -165,9 +169,9 @@ def bench(
     elif suite == RETENTION:
         _retention(events, json_)
     elif suite:
-        _suite(suite, plan, runs, json_)
+        _suite(suite, counted if suite == FREEMAN else plan, runs, sweep, json_)
     else:
-        _single(msgspec.structs.replace(plan, events=events), json_)
+        _single(counted, json_)
 
 
 def _single(plan: BenchPlan, json_: bool) -> None:
@@ -243,37 +247,18 @@ def _single_table(report: BenchReport) -> Table:
     return facts_table(f"{report.policy}, {report.brokers} brokers", facts)
 
 
-def _suite(name: str, plan: BenchPlan, runs: int, json_: bool) -> None:
+def _suite(name: str, plan: BenchPlan, runs: int, sweep: freeman.SweepOptions, json_: bool) -> None:
     if name not in SUITES:
         raise UsageError(f"there is no suite {name!r}; choose one of {', '.join(SUITES)}")
     if runs < 1:
         raise UsageError("--runs must be 1 or more")
-    suites = {FREEMAN: _freeman, FAULTS: _faults, FIT: _fit, SOAK: _soak, FLOODS: _floods}
+    suites = {FAULTS: _faults, FIT: _fit, SOAK: _soak, FLOODS: _floods}
     with ProgressDisplay() as progress:
-        figures, tables, sound = suites[name](plan, runs, progress)
+        if name == FREEMAN:
+            figures, tables, sound = freeman.run(plan, runs, sweep, progress)
+        else:
+            figures, tables, sound = suites[name](plan, runs, progress)
     _show(figures, tables, sound=sound, json_=json_)
-
-
-def _freeman(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
-    from quorumcast.bench.papers import run_freeman
-
-    lines = run_freeman(plan, runs, progress)
-    shown = table(
-        "policy",
-        right=("brokers", "publications/s", "Freeman", "ratio", "median ms", "to AB, n=4"),
-        title="One event of 56 bytes per publication; median of the runs",
-    )
-    for line in lines:
-        shown.add_row(
-            line.name,
-            str(line.brokers),
-            f"{line.publications_per_s:,.0f}",
-            f"{line.freeman_pps:,}" if line.freeman_pps else "",
-            f"{line.ratio}" if line.ratio else "",
-            f"{line.latency_p50_ms}",
-            f"{line.to_ab}",
-        )
-    return lines, [shown], True
 
 
 def _fit(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
