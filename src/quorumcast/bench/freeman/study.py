@@ -7,8 +7,9 @@ Per publication a channel therefore costs
 
 in processor time of brokers, which is fitted to what was measured. The rate rises with α until
 history / α is small beside the rest, and a larger α gains nothing. It costs latency instead: what
-the fast path did not deliver waits for the next history, α publications later at most. The optimum
-is the smallest α whose rate is within 5 % of the best.
+the fast path did not deliver waits for the next history, α publications later at most. For the rate
+the optimum is the smallest α within 5 % of the best. For repairs it is the α with the lowest
+latency at a given rate: below it a cell cannot carry so many histories, above it they are rare.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Optimum(msgspec.Struct, frozen=True, kw_only=True):
     #: if there are too few rows to fit them.
     own_us: float | None
     history_us: float | None
-    #: Mean latency in milliseconds while histories repair: at the optimum and at the largest α.
+    #: The α with the lowest mean latency while histories repair, in milliseconds; the latencies at
+    #: it and at the largest α.
+    repair_alpha: int | None
     repair_ms: float | None
     most_repair_ms: float | None
 
@@ -78,7 +81,8 @@ def optimum(rows: Iterable[FreemanRow], policy: str) -> Optimum | None:
         return None
     best = max(found, key=lambda row: row.publications_per_s)
     near = next(r for r in found if r.publications_per_s >= NEAR * best.publications_per_s)
-    repairs = {row.alpha: row.mean_ms for row in repairing(known, policy)}
+    repairs = {r.alpha: r.mean_ms for r in repairing(known, policy) if r.mean_ms is not None}
+    quickest = min(repairs, key=lambda alpha: repairs[alpha], default=None)
     own, history = fit(found) or (None, None)
     return Optimum(
         policy=policy,
@@ -90,6 +94,7 @@ def optimum(rows: Iterable[FreemanRow], policy: str) -> Optimum | None:
         most_rate=found[-1].publications_per_s,
         own_us=own,
         history_us=history,
-        repair_ms=repairs.get(near.alpha),
+        repair_alpha=quickest,
+        repair_ms=None if quickest is None else repairs[quickest],
         most_repair_ms=repairs.get(found[-1].alpha),
     )
