@@ -169,6 +169,7 @@ def test_page_has_charts_figures_of_his_and_the_optimum(tmp_path: Path) -> None:
     assert "the optimum, is 200" in text
     assert "<td>11,000</td><td>12,000</td><td>× 1.09</td>" in text
     assert "<td>nothing</td><td>0</td>" in text
+    assert "<td class=t>AB</td><td>14,000/s, 2 ms, 14</td>" in text
     with (tmp_path / "rows.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(rows) + 2 * len(ALPHAS)
     assert "The optimum" not in page([])

@@ -60,6 +60,14 @@ def page(shown: Rows) -> str:
         "processes share one machine. Latency is from post to acceptance, and counts what came by "
         "history.</p>",
         section("Beside his figures", "Where he gives any.", _beside(shown)),
+        section(
+            "Highest throughput and the latency there",
+            "Publications per second, the mean in milliseconds, and the number of publishers, as "
+            "in figures 7.10 to 7.13, 7.18 and 7.19. He: a little less with four topics, less with "
+            "seven brokers, not much changed by a broker that drops or alters, at higher latency; "
+            "and nothing at all from AB and chain with such a broker.",
+            _highest(shown),
+        ),
     ]
     for part, title in OVER_PUBLISHERS.items():
         rows = [row for row in shown if row.part == part]
@@ -88,6 +96,25 @@ def _beside(shown: Rows) -> str:
         if row.publishers in (1, row.point.figures.publishers)
     ]
     return table(head, rows, words=2)
+
+
+def _highest(shown: Rows) -> str:
+    parts = [part for part in OVER_PUBLISHERS if part != LATENCY]
+    found: dict[str, dict[str, FreemanRow]] = {}
+    for row in shown:
+        if row.part in parts:
+            best = found.setdefault(row.name, {}).setdefault(row.part, row)
+            if row.publications_per_s > best.publications_per_s:
+                found[row.name][row.part] = row
+
+    def cell(row: FreemanRow | None) -> str:
+        if row is None:
+            return NOTHING
+        rate = amount(row.publications_per_s)
+        return f"{rate}/s, {amount(row.mean_ms)} ms, {row.publishers}"
+
+    rows = [[name, *(cell(best.get(part)) for part in parts)] for name, best in found.items()]
+    return table(["policy", *parts], rows)
 
 
 def _table(rows: Rows) -> str:
