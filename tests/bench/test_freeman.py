@@ -93,6 +93,19 @@ def test_sweep_that_is_interrupted_goes_on_with_what_is_missing(tmp_path: Path) 
     assert first.asked[0].warmup == 0
 
 
+def test_sweep_that_another_one_is_at_work_on_is_refused(tmp_path: Path) -> None:
+    second = FreemanSweep(tmp_path, PLAN, ["percent"])
+
+    def meanwhile(plan: BenchPlan) -> BenchReport:
+        with pytest.raises(UsageError, match="another sweep is writing"):
+            second.run(1, run=Machine().run)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        FreemanSweep(tmp_path, PLAN, ["percent"]).run(1, run=meanwhile)
+    assert second.run(1, run=Machine().run)
+
+
 def test_sweep_refuses_rows_that_were_measured_otherwise_and_unknown_parts(tmp_path: Path) -> None:
     FreemanSweep(tmp_path, PLAN)
     with pytest.raises(UsageError, match="measured with other options"):

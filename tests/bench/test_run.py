@@ -37,7 +37,7 @@ def brief(**settings: object) -> BenchPlan:
     "plan",
     [
         brief(policy="ab", subscribers=2),
-        brief(policy="ab+history", publishers=2, channels=2, events=301),
+        brief(policy="ab+history", batch=0, publishers=2, channels=2, events=301),
         brief(policy="brb", size=57),
         brief(policy="chain", mac="hmac-md5", digest="md5"),
         brief(policy="direct", brokers=3, batch=100),

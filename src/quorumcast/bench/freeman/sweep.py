@@ -7,6 +7,7 @@ soon as it is measured, and a sweep that was interrupted goes on with what is mi
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -208,11 +209,19 @@ class FreemanSweep:
     ) -> list[FreemanRow]:
         """Measure what is missing; `written` gets all rows after each."""
         todo = self.missing(runs)
-        for index, (point, round_) in enumerate(todo, 1):
-            progress(f"{index} of {len(todo)}: {point}, round {round_} of {runs}")
-            row = measure(point, round_, self._plan, run)
-            with (self.directory / ROWS).open("ab") as file:
+        with (self.directory / ROWS).open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"another sweep is writing to {self.directory}; wait for it, or choose another "
+                    "directory"
+                ) from None
+            for index, (point, round_) in enumerate(todo, 1):
+                progress(f"{index} of {len(todo)}: {point}, round {round_} of {runs}")
+                row = measure(point, round_, self._plan, run)
                 file.write(msgspec.json.encode(row) + b"\n")
-            self.rows.append(row)
-            written(self.rows)
+                file.flush()
+                self.rows.append(row)
+                written(self.rows)
         return self.rows
