@@ -15,8 +15,8 @@ def report(plan: BenchPlan, rate: float, **figures: object) -> BenchReport:
     empty = BenchReport(
         policy=plan.policy, alpha=plan.channel_policy().alpha, alpha_max=0,
         brokers=plan.brokers, f=1, publishers=1,
-        subscribers=1, channels=1, size=56, batch=1, fault=plan.fault, seconds=1.0,
-        publications_per_s=rate, events_per_s=rate, latency_ms=LatencySample(),
+        subscribers=1, channels=1, size=56, batch=1, fault=plan.fault, percent=plan.percent,
+        seconds=1.0,        publications_per_s=rate, events_per_s=rate, latency_ms=LatencySample(),
         cpu_us_per_event=100.0, cpu_us_per_event_by_role={},
         published=10, delivered=10, lost=0, duplicated=0, altered=0,
         disordered=0, by_history=0, suspicions={}, evidence=0,
@@ -40,6 +40,14 @@ class Machine:
 
 def lines(machine: Machine, plan: BenchPlan, runs: int = 1) -> dict[str, FaultRow]:
     return {line.fault: line for line in run_faults(plan, runs, run=machine.run)}
+
+
+def test_faults_suite_with_a_percentage_makes_plans_that_can_be_run() -> None:
+    machine = Machine()
+    run_faults(BenchPlan(percent=40, seconds=1.0), 1, run=machine.run)
+    for plan in machine.asked:
+        plan.check()
+    assert {plan.percent for plan in machine.asked if plan.fault not in ("", *CRASHES)} == {40}
 
 
 def test_faults_suite_has_every_fault_that_the_policy_withstands_and_crashes() -> None:

@@ -34,6 +34,7 @@ def report(plan: BenchPlan, rate: float, lost: int = 0) -> BenchReport:
         size=plan.size,
         batch=plan.batch,
         fault=plan.fault,
+        percent=plan.percent,
         seconds=1.0,
         publications_per_s=rate,
         events_per_s=rate,

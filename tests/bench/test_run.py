@@ -38,9 +38,9 @@ def brief(**settings: object) -> BenchPlan:
     "plan",
     [
         brief(policy="ab", subscribers=2),
-        brief(policy="ab+history", batch=0, publishers=2, channels=2),
+        brief(policy="ab+history", batch=0, publishers=2, channels=2, events=301),
         brief(policy="brb", size=57),
-        brief(policy="chain"),
+        brief(policy="chain", mac="hmac-md5", digest="md5"),
         brief(policy="direct", brokers=3, batch=100),
         brief(policy="direct-crash", brokers=2, rate=200, poll_every=0.05),
     ],
@@ -49,6 +49,7 @@ def brief(**settings: object) -> BenchPlan:
 def test_bench_honest_brokers_nothing_is_lost_repeated_or_altered(plan: BenchPlan) -> None:
     report = run_bench(plan)
     assert report.published > 0
+    assert report.published == plan.publishers * plan.events or not plan.events
     assert report.delivered == report.published
     assert (report.lost, report.duplicated, report.altered, report.disordered) == (0, 0, 0, 0)
     assert report.events_per_s > 0
@@ -176,7 +177,10 @@ def test_bench_labels_come_from_what_was_done(
         ({"brokers": 3, "f": 1}, "needs 4 brokers to tolerate f=1"),
         ({"publishers": 0}, "--publishers must be 1 or more"),
         ({"seconds": 0}, "--seconds must be more than 0"),
-        ({"digest": "md5"}, "unknown digest 'md5'"),
+        ({"fault": "drop", "percent": 0}, "--percent is 1 to 100"),
+        ({"fault": "crash", "percent": 50}, "--percent is for a fault of 'quorumcast faults list'"),
+        ({"digest": "crc"}, "unknown digest 'crc'"),
+        ({"mac": "none"}, "unknown MAC 'none'"),
     ],
 )
 def test_bench_impossible_plan_is_refused_in_a_sentence(
@@ -197,6 +201,7 @@ def test_bench_digest_that_was_chosen_for_a_run_is_not_measured_again(
 def test_latency_of_samples_is_in_milliseconds() -> None:
     result = latency([n * 1_000_000 for n in range(1, 102)])
     assert (result.p50, result.p99, result.mean) == (51.0, 100.0, 51.0)
+    assert (result.p90, result.p999, result.most, result.deviation) == (91.0, 101.0, 101.0, 29.155)
     assert latency([]).p50 is None
 
 

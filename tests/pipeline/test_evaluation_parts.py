@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from tests.support.synthetic_traces import SCHEMA, synthesize
 from typer.testing import CliRunner
 
+from quorumcast.charts.formatting import amount, percent, times
+from quorumcast.charts.svg import Bar, Series, bars, lines, ticks
 from quorumcast.cli.main import command_tree
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.evaluation.formatting import amount, percent, times
 from quorumcast.pipeline.evaluation.histogram import ACCURACY, bucket, middle, percentile
 from quorumcast.pipeline.evaluation.model import Evaluation, ScenarioResult
 from quorumcast.pipeline.evaluation.page import page
 from quorumcast.pipeline.evaluation.runs import Trace, find_traces
 from quorumcast.pipeline.evaluation.summary import scenario_of, summarize
-from quorumcast.pipeline.evaluation.svg import Bar, Series, bars, lines, ticks
 from quorumcast.traces.form import Header, Parameter, read_header, write_header
 
 # ------------------------------------------------------------------ finding traces

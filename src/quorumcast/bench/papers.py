@@ -1,12 +1,11 @@
-"""The suites `freeman` and `fit`: measurements of two papers, repeated beside their figures.
+"""The suite `fit`: the measurements of a paper, repeated beside its figures.
 
-Their brokers had a machine each and ours share this one, so ratios between rows say more than
-ratios to the papers. Runs of different rows alternate, so that a busy minute does not affect one
-row alone; the median of a row's runs counts.
+Its brokers had a machine each and ours share this one, so ratios between rows say more than ratios
+to the paper. Runs of different rows alternate, so that a busy minute does not affect one row alone;
+the median of a row's runs counts.
 
-*Freeman* (§7.3.1, §7.3.2) has one event of 56 bytes per publication. *FIT-Broker* (§5.2) has events
-of 253 bytes and ten channels with two subscribers each. Ratios are to its best figure, for any
-number of publishers. It has five tests of four kinds of channels:
+*FIT-Broker* (§5.2) has events of 253 bytes and ten channels with two subscribers each. Ratios are
+to its best figure, for any number of publishers. It has five tests of four kinds of channels:
 
     normal           nothing goes wrong (§5.2.1)
     crash, recover   f brokers are killed in the middle and come back (§5.2.2)
@@ -37,30 +36,6 @@ from quorumcast.bench.plan import (
 from quorumcast.bench.run import Progress, Run, run_bench
 from quorumcast.core.quorum import minimum_brokers
 from quorumcast.manifest.policy import Policy
-
-#: (name, policy, α, brokers, Freeman's publications per second if he gives a figure).
-FREEMAN_LINES: tuple[tuple[str, str, int, int, int], ...] = (
-    ("AB", "ab", 0, 4, 11_000),
-    ("AB α=10", "ab+history", 10, 4, 0),
-    ("AB α=100", "ab+history", 100, 4, 0),
-    ("BRB", "brb", 0, 4, 850),
-    ("Chain", "chain", 0, 4, 1_750),
-    ("Chain α=10", "chain+history", 10, 4, 0),
-    ("Chain α=100", "chain+history", 100, 4, 0),
-    ("AB", "ab", 0, 7, 7_400),
-    ("AB α=100", "ab+history", 100, 7, 0),
-)
-
-#: Freeman's latencies at the highest throughput in milliseconds (figures 7.3 to 7.7), by policy, α
-#: and brokers: the values of FREEMAN_STATISTICS.
-FREEMAN_LATENCIES_MS: dict[tuple[str, int, int], tuple[float, float, float]] = {
-    ("ab", 0, 4): (0.7, 1.0, 2.4),
-    ("ab+history", 10, 4): (2.3, 6.0, 33.9),
-    ("brb", 0, 4): (29.5, 14.7, 64.1),
-    ("chain", 0, 4): (1.7, 0.4, 3.4),
-    ("chain+history", 10, 4): (2.4, 0.9, 5.8),
-}
-FREEMAN_STATISTICS = ("mean", "deviation", "99 %")
 
 FIT_SIZE = 253
 FIT_CHANNELS = 10
@@ -105,58 +80,6 @@ FULL_PUBLISHERS = range(1, 11)
 FULL_POLL_S = 0.25
 FULL_CRASH_S = 60.0
 FULL_CRASHING_S = 150.0
-
-
-class FreemanRow(msgspec.Struct, frozen=True):
-    """One policy."""
-
-    name: str
-    policy: str
-    alpha: int
-    brokers: int
-    publications_per_s: float
-    latency_p50_ms: float | None
-    freeman_pps: int
-    #: As a multiple of Freeman's figure.
-    ratio: float | None
-    #: As a multiple of plain AB with four brokers in the same suite.
-    to_ab: float | None
-    lost: int
-    duplicated: int
-    altered: int
-
-
-def run_freeman(
-    plan: BenchPlan, runs: int, progress: Progress = lambda stage: None
-) -> list[FreemanRow]:
-    """Run every row of FREEMAN_LINES so many times."""
-    reports: dict[int, list[BenchReport]] = {index: [] for index in range(len(FREEMAN_LINES))}
-    for round_ in range(runs):
-        for index, (name, policy, alpha, brokers, _) in enumerate(FREEMAN_LINES):
-            progress(f"{name}, {brokers} brokers, run {round_ + 1} of {runs}")
-            single = msgspec.structs.replace(
-                plan, policy=policy, alpha=alpha or plan.alpha, brokers=brokers, f=None
-            )
-            reports[index].append(run_bench(single))
-    base = median(report.publications_per_s for report in reports[0])
-    return [_freeman_row(index, found, base) for index, found in reports.items()]
-
-
-def _freeman_row(index: int, reports: list[BenchReport], base: float) -> FreemanRow:
-    name, policy, alpha, brokers, freeman = FREEMAN_LINES[index]
-    rate = median(report.publications_per_s for report in reports)
-    return FreemanRow(
-        name=name,
-        policy=policy,
-        alpha=alpha,
-        brokers=brokers,
-        publications_per_s=round(rate, 1),
-        latency_p50_ms=median_latency(reports),
-        freeman_pps=freeman,
-        ratio=round(rate / freeman, 2) if freeman else None,
-        to_ab=round(rate / base, 2) if base else None,
-        **totals(reports, "lost", "duplicated", "altered"),
-    )
 
 
 class FitRow(msgspec.Struct, frozen=True, kw_only=True):

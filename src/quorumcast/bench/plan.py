@@ -20,7 +20,8 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.quorum import largest_f
-from quorumcast.crypto.digest import hasher
+from quorumcast.crypto.digest import REPRODUCTION_HASHERS, hasher
+from quorumcast.crypto.mac import REPRODUCTION_MACS, mac_factory
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import Policy
@@ -80,6 +81,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1
     seconds: float = 5.0
     warmup: float = 1.0
+    #: Events that each publisher publishes, without warm-up; 0 publishes for `seconds`.
+    events: int = 0
     #: Events per second and publisher; 0 publishes as fast as subscribers accept.
     rate: float = 0.0
     #: Events on a channel that a publisher has posted and not all accepted; 0 is the default.
@@ -90,6 +93,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     fault: str = ""
     #: With CRASH_RECOVER: seconds until the first crash and from each to the next; 0 is one crash.
     crash_every: float = 0.0
+    #: The percentage of messages that the fault affects, where it can choose.
+    percent: int = 100
     #: Whether publishers skip a broker where WITH_SKIPPING says so.
     skip: bool = True
     #: The role of an honest extra client; if the fault is a client's, there is one anyway.
@@ -99,6 +104,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     flood: str = ""
     flood_seats: int = 1
     digest: str = "auto"
+    #: A broken digest or MAC makes the run's cell one for reproducing figures.
+    mac: str = "blake2b"
     tls: bool = False
     #: Whether brokers write what they vote for to disk first; with total order, contents too.
     durable: bool = False
@@ -114,8 +121,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("brokers", "publishers", "subscribers", "channels"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be 1 or more")
-        if self.batch < 0 or self.rate < 0 or self.window < 0:
-            raise UsageError("--batch, --rate and --window must be 0 or more")
+        if min(self.batch, self.rate, self.window, self.events) < 0:
+            raise UsageError("--batch, --rate, --window and --events must be 0 or more")
         if self.poll_every < 0 or self.crash_every < 0:
             raise UsageError("--poll-every and --crash-every must be 0 or more")
         if self.crash_every and (self.fault != CRASH_RECOVER or self.crash_every >= self.seconds):
@@ -124,8 +131,13 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.seconds <= 0 or self.warmup < 0:
             raise UsageError("--seconds must be more than 0 and --warmup 0 or more")
+        if not 1 <= self.percent <= 100:
+            raise UsageError("--percent is 1 to 100")
+        if self.percent < 100 and self.fault not in CATALOGUE:
+            raise UsageError("--percent is for a fault of 'quorumcast faults list'; name it")
         self.channel_policy()
-        hasher(choose_digest(self.digest))
+        hasher(choose_digest(self.digest), reproduction=True)
+        mac_factory(self.mac, reproduction=True)
         if self.fault and self.fault not in CRASHES and self.fault not in CATALOGUE:
             known = ", ".join((*CRASHES, LIE, *CATALOGUE))
             raise UsageError(f"there is no fault {self.fault!r}; choose one of {known}")
@@ -142,6 +154,12 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return Policy.named(
             self.policy, self.alpha, self.alpha_max, journal=self.durable, limits=limits
         )
+
+    def algorithms(self) -> dict[str, Any]:
+        """The fields of the manifest about algorithms."""
+        digest = choose_digest(self.digest)
+        broken = digest in REPRODUCTION_HASHERS or self.mac in REPRODUCTION_MACS
+        return {"digest": digest, "mac": self.mac, "reproduction": broken or msgspec.UNSET}
 
     def tolerated(self) -> int:
         """f: as given, or the largest that this policy tolerates with so many brokers."""
@@ -182,6 +200,10 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.skips and policy.may_split and not policy.has_history:
             return False
         return self.policy in CATALOGUE[self.fault].valid_under
+
+    def events_on(self, channel: int) -> int:
+        """Of the events of a publisher, those on one channel; 0 if there is no fixed number."""
+        return (self.events + self.channels - 1 - channel) // self.channels if self.events else 0
 
     # --------------------------------------------------------------- processes
 
@@ -235,7 +257,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fault_label(self) -> str:
         """The fault as headers of traces name it."""
-        return f"{self.fault} and skipping" if self.skips else self.fault
+        share = f" at {self.percent} %" if self.percent < 100 else ""
+        return f"{self.fault}{share}{' and skipping' if self.skips else ''}"
 
     def faulty_brokers(self, brokers: list[str]) -> list[str]:
         """The brokers that misbehave or are killed: f of them, and at least one."""
@@ -293,6 +316,10 @@ class LatencySample(msgspec.Struct, frozen=True):
     p50: float | None = None
     p99: float | None = None
     mean: float | None = None
+    deviation: float | None = None
+    p90: float | None = None
+    p999: float | None = None
+    most: float | None = None
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
@@ -310,6 +337,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
     size: int
     batch: int
     fault: str
+    #: The percentage of messages that the fault affected.
+    percent: int
     seconds: float
     publications_per_s: float
     events_per_s: float

@@ -158,6 +158,8 @@ class ReplayRun:
             trace=Path(trace) if trace else None,
             log_level="warning",
         )
+        manifest = msgspec.structs.replace(self._cluster.manifest, **plan.cell.algorithms())
+        self._cluster.write_manifest(manifest)
         (directory / "replay.json").write_bytes(msgspec.json.encode(plan))
         self._counters = ReplayCounters(directory / "counters", plan.processes, create=True)
 
@@ -169,7 +171,9 @@ class ReplayRun:
                 cell, brokers = self.plan.cell, list(map(str, self._cluster.brokers))
                 for faulty in brokers[: max(cell.tolerated(), 1)] if cell.fault else []:
                     targets = cell.fault_targets(brokers)
-                    self._cluster.make_lie(faulty, cell.fault, victims=targets)
+                    self._cluster.make_lie(
+                        faulty, cell.fault, percent=cell.percent, victims=targets
+                    )
                 for index in range(self.plan.processes):
                     arguments = [str(self._directory), str(index), str(self._workers.lifeline)]
                     self._workers.spawn(share_name(index), "quorumcast.bench.replayer", *arguments)

@@ -2,9 +2,10 @@
 
     start brokers → start workers → all ready → START … WARM … (fault) … STOP → drain → END
 
-Rates are counted between WARM and STOP, from what the slowest subscriber accepted. Every event that
-was published since START must arrive by the end, once and unaltered. The run ends when all have
-arrived, or when none has for `stall_timeout`: what is missing then is lost.
+Rates are counted between WARM and STOP, from what the slowest subscriber accepted. A run of a fixed
+number of events has no warm-up and stops when all have arrived, or when the last of them has. Every
+event that was published since START must arrive by the end, once and unaltered. The run ends when
+all have arrived, or when none has for `stall_timeout`: what is missing then is lost.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 import psutil
 
 from quorumcast.bench.counters import BenchCounters, Signal
@@ -189,10 +192,8 @@ class Bench:
             observe=Path(plan.observe) if plan.observe else None,
             log_level="warning",
         )
-        digest = choose_digest(plan.digest)
-        if digest != self._cluster.manifest.digest:
-            manifest = msgspec.structs.replace(self._cluster.manifest, digest=digest)
-            self._cluster.write_manifest(manifest)
+        manifest = msgspec.structs.replace(self._cluster.manifest, **plan.algorithms())
+        self._cluster.write_manifest(manifest)
         self._brokers = list(map(str, self._cluster.brokers))
         #: The header of the trace; None if there is no trace.
         self._header: Header | None = None
@@ -234,7 +235,8 @@ class Bench:
         plan, brokers = self.plan, self._brokers
         if plan.fault not in CRASHES:
             for faulty in plan.faulty_brokers(brokers):
-                self._cluster.make_lie(faulty, plan.fault, victims=plan.fault_targets(brokers))
+                victims = plan.fault_targets(brokers)
+                self._cluster.make_lie(faulty, plan.fault, percent=plan.percent, victims=victims)
 
     def _start_workers(self) -> None:
         for role, index in self.plan.workers():
@@ -253,6 +255,8 @@ class Bench:
     def _measure(self) -> tuple[Sample, Sample]:
         plan, counters = self.plan, self._counters
         self._progress("measuring")
+        if plan.events:
+            return self._measure_all()
         counters.signal(Signal.START)
         time.sleep(plan.warmup)
         self._wait_for_events([0] * len(self._counts()))
@@ -270,6 +274,17 @@ class Bench:
         stop = self._sample()
         counters.signal(Signal.STOP)
         return warm, stop
+
+    def _measure_all(self) -> tuple[Sample, Sample]:
+        """Measure a fixed number of events, from the first to the last."""
+        start = self._sample()
+        self._counters.signal(Signal.WARM, start.at_ns)
+        self._counters.signal(Signal.START, start.at_ns)
+        ended = self._wait_complete(self._kill() if self.plan.fault in CRASHES else iter(()))
+        stop = self._sample()
+        stop.at_ns = int(ended * 1e9)
+        self._counters.signal(Signal.STOP)
+        return start, stop
 
     def _wait_for_events(self, before: list[int]) -> None:
         """Wait until every count has grown: on a busy machine the time may be over before."""
@@ -319,18 +334,31 @@ class Bench:
     def _drain(self) -> None:
         """Wait until all events have arrived, or none has for `stall_timeout`."""
         self._progress("waiting for the last events")
+        self._wait_complete(iter(()))
+        time.sleep(GRACE_S)
+        self._counters.signal(Signal.END)
+
+    def _wait_complete(self, meanwhile: Iterator[None]) -> float:
+        """Wait until all events have arrived, or none has for `stall_timeout`.
+
+        Takes a step per tick; returns when the last event arrived.
+        """
         counters = self._counters
         seen, since = -1, time.monotonic()
         while not counters.complete():
             self._check_workers()
+            next(meanwhile, None)
             total = sum(counters.accepted(i)[0] for i in range(self.plan.subscribers))
             if total != seen:
                 seen, since = total, time.monotonic()
             elif time.monotonic() - since > self.plan.stall_timeout_s:
                 break
             time.sleep(TICK_S)
-        time.sleep(GRACE_S)
-        counters.signal(Signal.END)
+        else:
+            since = time.monotonic()
+        for _ in meanwhile:
+            time.sleep(TICK_S)
+        return since
 
     def _finish_trace(self, warm: Sample, stop: Sample) -> None:
         """Complete the header with what was measured; readers skip a trace without that."""
@@ -369,6 +397,7 @@ class Bench:
         return BenchReport(
             **plan.cell_parameters(),
             fault=plan.fault,
+            percent=plan.percent,
             seconds=round(seconds, 3),
             publications_per_s=round(slowest[1], 1),
             events_per_s=round(slowest[0], 1),
@@ -417,7 +446,7 @@ def trace_header(plan: BenchPlan, brokers: list[str]) -> Header:
 
 
 def latency(samples_ns: list[int]) -> LatencySample:
-    """Median, 99th percentile and mean of sampled latencies, in milliseconds."""
+    """Percentiles, mean and deviation of sampled latencies, in milliseconds."""
     if not samples_ns:
         return LatencySample()
     ordered = sorted(samples_ns)
@@ -426,7 +455,15 @@ def latency(samples_ns: list[int]) -> LatencySample:
     def quantile(share: float) -> float:
         return round(ordered[round(last * share)] / 1e6, 3)
 
-    return LatencySample(quantile(0.5), quantile(0.99), round(sum(ordered) / len(ordered) / 1e6, 3))
+    return LatencySample(
+        p50=quantile(0.5),
+        p99=quantile(0.99),
+        mean=round(fmean(ordered) / 1e6, 3),
+        deviation=round(float(np.std(ordered)) / 1e6, 3),
+        p90=quantile(0.9),
+        p999=quantile(0.999),
+        most=quantile(1.0),
+    )
 
 
 def run_bench(plan: BenchPlan, progress: Progress = lambda stage: None) -> BenchReport:

@@ -19,6 +19,7 @@ from quorumcast.cli.common import (
     default_status_port,
     default_status_url,
     print_json,
+    warn,
 )
 from quorumcast.cli.options import IdentityOptions, JsonOption, ObserveOption
 from quorumcast.core.errors import UsageError
@@ -64,6 +65,7 @@ def up(
 
     _check_level(log)
     manifest = read_manifest(manifest_path(directory))
+    warn(manifest.warning)
     supervisor = Supervisor(
         directory, manifest, only=only, allow_faults=allow_faults, log_level=log
     )
@@ -201,6 +203,7 @@ def broker(
 
     _check_level(log)
     cell = where.read()
+    warn(cell.warning)
     file = where.identity_file(of_broker=True)
     name = read_identity(file).name
     entry = cell.broker(name)

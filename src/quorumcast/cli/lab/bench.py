@@ -11,6 +11,8 @@ import msgspec
 import typer
 
 from quorumcast.cli.common import console, facts_table, print_json, table
+from quorumcast.cli.lab import freeman
+from quorumcast.cli.lab.freeman import SweepOptions
 from quorumcast.cli.options import JsonOption, ObserveOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
@@ -81,7 +83,16 @@ class PlanOptions(msgspec.Struct, kw_only=True):
     crash_every: Annotated[
         float, typer.Option(help="With crash-recover: again so often, in seconds; 0 is once.")
     ] = 0.0
-    digest: Annotated[str, typer.Option(help="auto, sha256, blake3 or blake2b.")] = "auto"
+    percent: Annotated[int, typer.Option(help="Percentage of messages that the fault affects.")] = (
+        100
+    )
+    digest: Annotated[
+        str, typer.Option(help="auto, sha256, blake3 or blake2b; Freeman's md5 or sha1.")
+    ] = "auto"
+    mac: Annotated[
+        str,
+        typer.Option(help="blake2b, hmac-sha256 or hmac-sha512; Freeman's hmac-md5 or hmac-sha1."),
+    ] = "blake2b"
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False
     durable: Annotated[
         bool, typer.Option(help="Brokers write what they vouch for to disk first.")
@@ -114,10 +125,11 @@ class PlanOptions(msgspec.Struct, kw_only=True):
 
 def bench(
     measured: PlanOptions,
+    sweep: SweepOptions,
     suite: Annotated[
         str,
         typer.Option(
-            help="'freeman': his policies side by side, against his figures. "
+            help="'freeman': his policies side by side, against his figures (all: --full). "
             "'faults': every fault of the catalogue against the fault-free rate. "
             "'fit': FIT-Broker's five tests of its four kinds, against its figures. "
             "'soak': total order while brokers are killed, paused, cut off and wiped. "
@@ -140,22 +152,10 @@ def bench(
     events: Annotated[
         int,
         typer.Option(
-            help="With --workload: the first so many events; 0 is all. With --suite retention: how "
-            "many are kept."
+            help="So many events of each publisher, not --seconds. With --workload: the first so "
+            "many; 0 is all. With --suite retention: how many are kept."
         ),
     ] = 0,
-    full: Annotated[
-        bool,
-        typer.Option(
-            "--full",
-            help="With --suite fit: 1 to 10 publishers per channel, polls four times a second, a "
-            "crash every minute; about two hours.",
-        ),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="With --suite fit: keep the lines so far in fit.json."),
-    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Start real processes, measure, and check that nothing was lost, repeated or altered.
@@ -164,12 +164,12 @@ def bench(
     without history, a liar, and publishers that skip a broker: there are too few votes).
     """
     plan = measured.plan()
+    counted = msgspec.structs.replace(plan, events=events)
+    sweep.check(suite)
     if plan.observe and (workload is not None or suite in (FIT, SOAK, FLOODS, RETENTION)):
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
         )
-    if suite != FIT and (full or output is not None):
-        raise UsageError(f"--full and --output are for the suite {FIT!r}; leave them out")
     if workload is not None:
         if suite:
             raise UsageError("a suite has a workload of its own; leave out --workload or --suite")
@@ -177,9 +177,9 @@ def bench(
     elif suite == RETENTION:
         _retention(events, json_)
     elif suite:
-        _suite(suite, plan, runs, json_, full, output)
+        _suite(suite, counted if suite == FREEMAN else plan, runs, sweep, json_)
     else:
-        _single(plan, json_)
+        _single(counted, json_)
 
 
 def _single(plan: BenchPlan, json_: bool) -> None:
@@ -241,7 +241,8 @@ def _single_table(report: BenchReport) -> Table:
     facts = {
         "publications/s": f"{report.publications_per_s:,.0f}",
         "events/s": f"{report.events_per_s:,.0f}",
-        "latency": f"median {latency.p50} ms, 99 % {latency.p99} ms, mean {latency.mean} ms",
+        "latency": f"median {latency.p50} ms, 99 % {latency.p99} ms, mean {latency.mean} ms, "
+        f"deviation {latency.deviation} ms",
         "processor": f"{report.cpu_us_per_event} µs per event {report.cpu_us_per_event_by_role}",
         "published": f"{report.published:,}",
         "delivered": f"{report.delivered:,} ({report.by_history:,} publications by history)",
@@ -254,54 +255,30 @@ def _single_table(report: BenchReport) -> Table:
     return facts_table(f"{report.policy}, {report.brokers} brokers", facts)
 
 
-def _suite(
-    name: str, plan: BenchPlan, runs: int, json_: bool, full: bool, output: Path | None
-) -> None:
+def _suite(name: str, plan: BenchPlan, runs: int, sweep: SweepOptions, json_: bool) -> None:
     if name not in SUITES:
         raise UsageError(f"there is no suite {name!r}; choose one of {', '.join(SUITES)}")
     if runs < 1:
         raise UsageError("--runs must be 1 or more")
-    fit = partial(_fit, full=full, output=output)
     suites: dict[str, Callable[[BenchPlan, int, Progress], SuiteResult]]
-    suites = {FREEMAN: _freeman, FAULTS: _faults, FIT: fit, SOAK: _soak, FLOODS: _floods}
+    suites = {FAULTS: _faults, FIT: partial(_fit, sweep), SOAK: _soak, FLOODS: _floods}
     with ProgressDisplay() as progress:
-        figures, tables, sound = suites[name](plan, runs, progress)
+        if name == FREEMAN:
+            figures, tables, sound = freeman.run(plan, runs, sweep, progress)
+        else:
+            figures, tables, sound = suites[name](plan, runs, progress)
     _show(figures, tables, sound=sound, json_=json_)
 
 
-def _freeman(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
-    from quorumcast.bench.papers import run_freeman
-
-    lines = run_freeman(plan, runs, progress)
-    shown = table(
-        "policy",
-        right=("brokers", "publications/s", "Freeman", "ratio", "median ms", "to AB, n=4"),
-        title="One event of 56 bytes per publication; median of the runs",
-    )
-    for line in lines:
-        shown.add_row(
-            line.name,
-            str(line.brokers),
-            f"{line.publications_per_s:,.0f}",
-            f"{line.freeman_pps:,}" if line.freeman_pps else "",
-            f"{line.ratio}" if line.ratio else "",
-            f"{line.latency_p50_ms}",
-            f"{line.to_ab}",
-        )
-    return lines, [shown], True
-
-
-def _fit(
-    plan: BenchPlan, runs: int, progress: Progress, *, full: bool, output: Path | None
-) -> SuiteResult:
+def _fit(sweep: SweepOptions, plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
     from quorumcast.bench.papers import FitRow, run_fit
 
     def keep(rows: list[FitRow]) -> None:
-        if output is not None:
-            output.mkdir(parents=True, exist_ok=True)
-            (output / "fit.json").write_bytes(msgspec.json.encode(rows))
+        if sweep.output is not None:
+            sweep.output.mkdir(parents=True, exist_ok=True)
+            (sweep.output / "fit.json").write_bytes(msgspec.json.encode(rows))
 
-    lines = run_fit(plan, runs, progress, full=full, keep=keep)
+    lines = run_fit(plan, runs, progress, full=sweep.full, keep=keep)
     shown = table(
         *("test", "kind"),
         right=(

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 from quorumcast.bench import papers
+from quorumcast.bench.freeman.points import FIGURES, LINES
 from quorumcast.bench.plan import BenchPlan
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cell.tracing import CellParameters
@@ -87,17 +88,22 @@ def _freeman(line: ScenarioResult, cell: CellParameters) -> list[Beside]:
     ):
         return []
     found = []
-    for name, policy, alpha, brokers, rate in papers.FREEMAN_LINES:
+    for (policy, alpha, brokers), his in FIGURES.items():
         if (policy, alpha, brokers) != (cell.policy, cell.alpha, cell.brokers):
             continue
+        name = next(known.name for known in LINES if (known.policy, known.alpha) == (policy, alpha))
+        compared = (
+            ("throughput", "publications/s", his.publications_per_s, line.publications_per_s),
+            ("latency, mean", "ms", his.mean_ms, latency.mean),
+            ("latency, deviation", "ms", his.deviation_ms, latency.deviation),
+            ("latency, 99 %", "ms", his.p99_ms, latency.p99),
+        )
         document = f"Freeman, {name}, {brokers} brokers"
-        if rate:
-            ours = line.publications_per_s
-            found.append(_beside(document, "throughput", "publications/s", rate, ours))
-        if theirs := papers.FREEMAN_LATENCIES_MS.get((policy, alpha, brokers)):
-            mine = (latency.mean, latency.deviation, latency.p99)
-            for figure, their, our in zip(papers.FREEMAN_STATISTICS, theirs, mine, strict=True):
-                found.append(_beside(document, f"latency, {figure}", "ms", their, our))
+        found += [
+            _beside(document, figure, unit, theirs, ours)
+            for figure, unit, theirs, ours in compared
+            if theirs is not None
+        ]
     return found
 
 
