@@ -163,6 +163,11 @@ class Acceptor:
                 found.extend(range(span.first, number))
         return found[:limit]
 
+    def undecided(self, end: int) -> int:
+        """How many numbers below `end`, from the next one on, nothing has decided."""
+        decided = (span.first for span in self._ranges.all() if span.decided is not None)
+        return max(0, min(end, min(decided, default=end)) - self.next)
+
     def voters(self, number: int) -> list[NodeId]:
         """Brokers that voted for what a lacking number was decided to be."""
         span = self._ranges.get(number)

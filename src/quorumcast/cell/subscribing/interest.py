@@ -51,9 +51,11 @@ class Interest:
         "_lagging",
         "_lost",
         "_named",
+        "_named_from",
         "_rules",
         "_since",
         "_start",
+        "_unnamed",
         "_view",
         "_waits",
         "acceptors",
@@ -138,6 +140,10 @@ class Interest:
         #: Refreshes for which a broker has been silent while one that answers did not hold the next
         #: number of a stream, by stream and silent broker.
         self._waits: dict[Stream, dict[NodeId, int]] = {}
+        #: Where the last accepted history begins, by data lane: what lies before it and is not
+        #: decided yet will be named by none. And for how many refreshes that has lasted.
+        self._named_from: dict[Stream, int] = {}
+        self._unnamed: dict[Stream, int] = {}
 
     def recount(self) -> None:
         """Go on in a new epoch; publishers without the right to publish are dropped."""
@@ -364,6 +370,8 @@ class Interest:
         acceptor, end = self.acceptors.pop(stream), max(end, self.ends.pop(stream, 0))
         self.archives.pop(stream, None)
         self.pulls.pop(stream, None)
+        self._named_from.pop(stream, None)
+        self._unnamed.pop(stream, None)
         if end > acceptor.next and stream.lane is Lane.DATA:
             self._lost.append(DeliverGap(stream, acceptor.next, end - 1))
 
@@ -398,6 +406,29 @@ class Interest:
                 effects += self._gap(stream, acceptor.next, first)
                 acceptor.skip_to(first)
         return effects
+
+    def note_history(self, data: Stream, first: int) -> None:
+        """A history has been accepted that names numbers from this one on."""
+        self._named_from[data] = first
+
+    def give_up_unnamed(self) -> list[DeliverGap]:
+        """Gaps of numbers that no history names, if votes have not decided them for long either.
+
+        The history is lost if more than f brokers have restarted. Enough brokers may still hold
+        what it named, by which a subscriber waited for it; on a chain they cannot vote again.
+        """
+        if self.reports.answering < self._view.quorums.responders:
+            return []
+        gaps: list[DeliverGap] = []
+        for data, first in self._named_from.items():
+            acceptor = self.acceptors[data]
+            count = acceptor.undecided(first)
+            waits = count > 0 and acceptor.next == self.seen.get(data)
+            self._unnamed[data] = self._unnamed.get(data, 0) + 1 if waits else 0
+            if self._unnamed[data] >= PATIENT_TICKS:
+                gaps.append(DeliverGap(data, acceptor.next, acceptor.next + count - 1))
+                acceptor.skip_to(acceptor.next + count)
+        return gaps
 
     # ------------------------------------------------------------- progress
 

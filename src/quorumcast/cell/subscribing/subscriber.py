@@ -386,6 +386,7 @@ class Subscriber:
             data = interest.acceptors.get(effect.stream.data)
             if found is None or data is None:
                 continue
+            interest.note_history(data.stream, found[1].first)
             missed = data.settle(found[1].first, found[1].digests)
             if missed:
                 notice = Missed(data.stream, missed[0], missed[-1] - missed[0] + 1)
@@ -450,6 +451,8 @@ class Subscriber:
         for stream, acceptor in list(interest.acceptors.items()):
             if stream.lane is Lane.HISTORY and acceptor.stuck:
                 effects += self._advance(interest, acceptor)
+        for gap in interest.give_up_unnamed():
+            effects += [gap, *self._advance(interest, interest.acceptors[gap.stream])]
         if interest.note_progress():
             effects += self._ask_all(interest)
         return effects + self._ask_for_signatures(interest)

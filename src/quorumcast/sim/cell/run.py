@@ -87,6 +87,10 @@ class CellRun(Run[CellPlan, CellWorld]):
             self._members = Members(
                 world, pool.manifest, waits_for_new=waits, corrupt=self._corrupt_late
             )
+        #: Subscribers that read a channel from its oldest publication on as soon as something on it
+        #: is acknowledged.
+        self._prompt: dict[Channel, list[NodeId]] = {}
+        world.on_acknowledged = self._on_acknowledged
         #: Number of publications so far, which makes their contents distinct.
         self._count = 0
         self._bodies = world.scheduler.fork("bodies")
@@ -177,6 +181,8 @@ class CellRun(Run[CellPlan, CellWorld]):
                 getattr(world, act.what)(act.node, act.channel)
             case "extract" | "recall":
                 getattr(world, act.what)(act.node, act.channel, act.amount)
+            case "read-promptly":
+                self._prompt.setdefault(act.channel, []).append(act.node)
             case "roll" | "cycle":
                 then = partial(world.read, act.node, act.channel)
                 world.restart_in_turn(act.peers, act.amount, then, wipe=act.what == "roll")
@@ -188,6 +194,10 @@ class CellRun(Run[CellPlan, CellWorld]):
                 self._forge(act.node, act.channel)
             case _:
                 super().act(act)
+
+    def _on_acknowledged(self, channel: Channel) -> None:
+        for reader in self._prompt.pop(channel, ()):
+            self.schedule(0, Act(0, "read", reader, channel))
 
     def _corrupt_late(self, liar: NodeId) -> None:
         """Let one more broker lie as the first faulty broker of the plan does."""

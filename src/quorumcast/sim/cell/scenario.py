@@ -96,6 +96,8 @@ def draw(
     if extras and draft.adversary != "none":
         draw_extras(draft)
     clients.draw_resumptions(draft)
+    if extras and draft.adversary != "none":
+        clients.draw_prompt_readers(draft)
     if extras:
         draw_epochs(draft)
     return _plan(draft, weather)
