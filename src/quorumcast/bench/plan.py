@@ -23,7 +23,7 @@ from quorumcast.core.quorum import largest_f
 from quorumcast.crypto.digest import hasher
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
-from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.policy import Policy, like_of
 from quorumcast.runtime.digests import choose_digest
 
 #: Faults beside the catalogue: kill -9 of f brokers after a third of the run, for good or with a
@@ -54,7 +54,7 @@ def lie_of(policy: str) -> str:
     """The fault that `--fault lie` means for a policy; empty if it tolerates only crashes."""
     if Policy.named(policy).crash_only:
         return ""
-    return next((lie for lie in LIES if policy in CATALOGUE[lie].valid_under), "")
+    return next((lie for lie in LIES if like_of(policy) in CATALOGUE[lie].valid_under), "")
 
 
 class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +163,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
             return policy.live
         if self.skips and policy.may_split and not policy.has_history:
             return False
-        return self.policy in CATALOGUE[self.fault].valid_under
+        return like_of(self.policy) in CATALOGUE[self.fault].valid_under
 
     # --------------------------------------------------------------- processes
 
