@@ -25,6 +25,7 @@ from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import Policy, like_of
 from quorumcast.runtime.digests import choose_digest
+from quorumcast.runtime.links.wan import WanPlan
 
 #: Faults beside the catalogue: kill -9 of f brokers after a third of the run, for good or with a
 #: restart soon after.
@@ -89,6 +90,12 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     flooders: int = 0
     flood: str = ""
     flood_seats: int = 1
+    #: The one-way delay of every link in milliseconds, its jitter, and the percentage of packets
+    #: that are lost (`runtime.links.wan`); and delays of single links, as "NAME:NAME=MS".
+    latency: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    links: tuple[str, ...] = ()
     digest: str = "auto"
     tls: bool = False
     #: Whether brokers write what they vote for to disk first; with total order, contents too.
@@ -109,6 +116,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("--batch, --rate and --window must be 0 or more")
         if self.seconds <= 0 or self.warmup < 0:
             raise UsageError("--seconds must be more than 0 and --warmup 0 or more")
+        self.wan()
         self.channel_policy()
         hasher(choose_digest(self.digest))
         if self.fault and self.fault not in CRASHES and self.fault not in CATALOGUE:
@@ -127,6 +135,34 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return Policy.named(
             self.policy, self.alpha, self.alpha_max, journal=self.durable, limits=limits
         )
+
+    def wan(self) -> WanPlan | None:
+        """The delays of all links; None for links without any."""
+        if min(self.latency, self.jitter, self.loss) < 0 or self.loss > 50:
+            raise UsageError("--latency and --jitter must be 0 or more, and --loss from 0 to 50")
+        links = {}
+        for text in self.links:
+            link, _, delay = text.partition("=")
+            names = link.split(":")
+            if len(names) != 2 or not delay.replace(".", "", 1).isdecimal():
+                raise UsageError(f"{text!r} is no link; write --link broker-1:broker-2=40")
+            links[link] = float(delay)
+        if not (self.latency or self.jitter or self.loss or links):
+            return None
+        return WanPlan(
+            latency_ms=self.latency, jitter_ms=self.jitter, loss_percent=self.loss, links=links
+        )
+
+    @property
+    def weather(self) -> str:
+        """The delays of links, for people; empty for links without any."""
+        parts = (
+            f"{self.latency:g} ms" if self.latency else "",
+            f"jitter {self.jitter:g} ms" if self.jitter else "",
+            f"loss {self.loss:g} %" if self.loss else "",
+            *self.links,
+        )
+        return ", ".join(part for part in parts if part)
 
     def tolerated(self) -> int:
         """f: as given, or the largest that this policy tolerates with so many brokers."""
@@ -312,6 +348,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
     evidence: int
     trace: str = ""
     observe: str = ""
+    #: The delays that were put into the links.
+    weather: str = ""
 
     def sound(self, plan: BenchPlan) -> bool:
         """Whether the cell kept what it promises under this plan."""

@@ -40,6 +40,7 @@ from quorumcast.cell.tracing import CellParameters
 from quorumcast.core.errors import UsageError
 from quorumcast.core.version import __version__
 from quorumcast.runtime.digests import choose_digest
+from quorumcast.runtime.links.wan import wan_host
 from quorumcast.testing.bed import Bed
 from quorumcast.testing.cluster import LocalCluster
 from quorumcast.traces.drafts import directory_at
@@ -178,6 +179,10 @@ class Bench:
         self._processes = ProcessorTime()
         self._workers = WorkerBed(directory, arrow=bool(plan.trace or plan.observe))
         policy = plan.channel_policy()
+        host, delays = "127.0.0.1", plan.wan()
+        if delays is not None:
+            host = wan_host(directory / "wan.json", host)
+            (directory / "wan.json").write_bytes(msgspec.json.encode(delays))
         self._cluster = LocalCluster(
             brokers=plan.brokers,
             f=plan.tolerated(),
@@ -185,6 +190,7 @@ class Bench:
             channels={plan.channel_name(i): policy for i in range(plan.channels)},
             directory=directory,
             tls=plan.tls,
+            host=host,
             trace=Path(plan.trace) if plan.trace else None,
             observe=Path(plan.observe) if plan.observe else None,
             log_level="warning",
@@ -359,6 +365,7 @@ class Bench:
         return BenchReport(
             **plan.cell_parameters(),
             fault=plan.fault,
+            weather=plan.weather,
             seconds=round(seconds, 3),
             publications_per_s=round(slowest[1], 1),
             events_per_s=round(slowest[0], 1),

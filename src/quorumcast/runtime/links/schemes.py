@@ -71,7 +71,7 @@ SCHEMES = Registry(
     "transport",
     TransportScheme,
     CONTRACT,
-    {"tcp": "quorumcast.runtime.links.schemes:TCP"},
+    {"tcp": "quorumcast.runtime.links.schemes:TCP", "wan": "quorumcast.runtime.links.wan:WAN"},
 )
 
 
