@@ -141,6 +141,10 @@ def test_bench_over_slow_links_takes_their_time_and_loses_nothing() -> None:
     report = run_bench(plan)
     assert report.sound(plan)
     assert report.lost == 0
+    assert {use.role for use in report.processes.values()} == {"broker", "publisher", "subscriber"}
+    assert sum(use.cpu_s for use in report.processes.values()) > 0
+    assert all(use.memory_mb > 10 for use in report.processes.values())
+    assert len(report.processes) == 6
     assert report.weather == "20 ms, loss 0.5 %, " + ", ".join(links)
     # Three equal votes of four brokers: to a broker, and from the third of them, which is far away.
     assert report.latency_ms.p50 is not None

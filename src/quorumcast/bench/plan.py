@@ -26,6 +26,7 @@ from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import Policy, like_of
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.runtime.links.wan import WanPlan
+from quorumcast.traces.form import ProcessUse
 
 #: Faults beside the catalogue: kill -9 of f brokers after a third of the run, for good or with a
 #: restart soon after.
@@ -335,6 +336,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
     #: Processor time of all processes per event accepted by a subscriber.
     cpu_us_per_event: float | None
     cpu_us_per_event_by_role: dict[str, float]
+    #: Processor time and memory of each process, by node.
+    processes: dict[str, ProcessUse] = {}
     published: int
     #: Events accepted by the subscriber that accepted least.
     delivered: int
