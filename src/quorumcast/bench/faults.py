@@ -32,6 +32,7 @@ from quorumcast.bench.run import Progress, Run, run_bench
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
+from quorumcast.manifest.policy import like_of
 
 #: The least share of the fault-free rate.
 BUDGET = 0.8
@@ -89,7 +90,9 @@ def plans(plan: BenchPlan) -> dict[str, BenchPlan]:
     if plan.fault:
         chosen = [plan.fault]
     else:
-        chosen = [entry.name for entry in CATALOGUE.values() if plan.policy in entry.valid_under]
+        chosen = [
+            entry.name for entry in CATALOGUE.values() if like_of(plan.policy) in entry.valid_under
+        ]
         chosen[:0] = CRASHES
     found: dict[str, BenchPlan] = {}
     for fault in chosen:

@@ -24,8 +24,10 @@ from quorumcast.crypto.digest import REPRODUCTION_HASHERS, hasher
 from quorumcast.crypto.mac import REPRODUCTION_MACS, mac_factory
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
-from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.policy import Policy, like_of
 from quorumcast.runtime.digests import choose_digest
+from quorumcast.runtime.links.wan import WanPlan
+from quorumcast.traces.form import ProcessUse
 
 #: Faults beside the catalogue: kill -9 of f brokers after a third of the run, for good or with a
 #: restart soon after.
@@ -60,7 +62,7 @@ def lie_of(policy: str) -> str:
     """The fault that `--fault lie` means for a policy; empty if it tolerates only crashes."""
     if Policy.named(policy).crash_only:
         return ""
-    return next((lie for lie in LIES if policy in CATALOGUE[lie].valid_under), "")
+    return next((lie for lie in LIES if like_of(policy) in CATALOGUE[lie].valid_under), "")
 
 
 class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +105,12 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     flooders: int = 0
     flood: str = ""
     flood_seats: int = 1
+    #: The one-way delay of every link in milliseconds, its jitter, and the percentage of packets
+    #: that are lost (`runtime.links.wan`); and delays of single links, as "NAME:NAME=MS".
+    latency: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    links: tuple[str, ...] = ()
     digest: str = "auto"
     #: A broken digest or MAC makes the run's cell one for reproducing figures.
     mac: str = "blake2b"
@@ -135,6 +143,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("--percent is 1 to 100")
         if self.percent < 100 and self.fault not in CATALOGUE:
             raise UsageError("--percent is for a fault of 'quorumcast faults list'; name it")
+        self.wan()
         self.channel_policy()
         hasher(choose_digest(self.digest), reproduction=True)
         mac_factory(self.mac, reproduction=True)
@@ -160,6 +169,34 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         digest = choose_digest(self.digest)
         broken = digest in REPRODUCTION_HASHERS or self.mac in REPRODUCTION_MACS
         return {"digest": digest, "mac": self.mac, "reproduction": broken or msgspec.UNSET}
+
+    def wan(self) -> WanPlan | None:
+        """The delays of all links; None for links without any."""
+        if min(self.latency, self.jitter, self.loss) < 0 or self.loss > 50:
+            raise UsageError("--latency and --jitter must be 0 or more, and --loss from 0 to 50")
+        links = {}
+        for text in self.links:
+            link, _, delay = text.partition("=")
+            names = link.split(":")
+            if len(names) != 2 or not delay.replace(".", "", 1).isdecimal():
+                raise UsageError(f"{text!r} is no link; write --link broker-1:broker-2=40")
+            links[link] = float(delay)
+        if not (self.latency or self.jitter or self.loss or links):
+            return None
+        return WanPlan(
+            latency_ms=self.latency, jitter_ms=self.jitter, loss_percent=self.loss, links=links
+        )
+
+    @property
+    def weather(self) -> str:
+        """The delays of links, for people; empty for links without any."""
+        parts = (
+            f"{self.latency:g} ms" if self.latency else "",
+            f"jitter {self.jitter:g} ms" if self.jitter else "",
+            f"loss {self.loss:g} %" if self.loss else "",
+            *self.links,
+        )
+        return ", ".join(part for part in parts if part)
 
     def tolerated(self) -> int:
         """f: as given, or the largest that this policy tolerates with so many brokers."""
@@ -199,7 +236,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
             return policy.live
         if self.skips and policy.may_split and not policy.has_history:
             return False
-        return self.policy in CATALOGUE[self.fault].valid_under
+        return like_of(self.policy) in CATALOGUE[self.fault].valid_under
 
     def events_on(self, channel: int) -> int:
         """Of the events of a publisher, those on one channel; 0 if there is no fixed number."""
@@ -346,6 +383,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
     #: Processor time of all processes per event accepted by a subscriber.
     cpu_us_per_event: float | None
     cpu_us_per_event_by_role: dict[str, float]
+    #: Processor time and memory of each process, by node.
+    processes: dict[str, ProcessUse] = {}
     published: int
     #: Events accepted by the subscriber that accepted least.
     delivered: int
@@ -359,6 +398,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
     evidence: int
     trace: str = ""
     observe: str = ""
+    #: The delays that were put into the links.
+    weather: str = ""
 
     def sound(self, plan: BenchPlan) -> bool:
         """Whether the cell kept what it promises under this plan."""

@@ -43,10 +43,11 @@ from quorumcast.cell.tracing import CellParameters
 from quorumcast.core.errors import UsageError
 from quorumcast.core.version import __version__
 from quorumcast.runtime.digests import choose_digest
+from quorumcast.runtime.links.wan import wan_host
 from quorumcast.testing.bed import Bed
 from quorumcast.testing.cluster import LocalCluster
 from quorumcast.traces.drafts import directory_at
-from quorumcast.traces.form import BENCH, Header, Listening, place_for, write_header
+from quorumcast.traces.form import BENCH, Header, Listening, ProcessUse, place_for, write_header
 
 READY_TIMEOUT_S = 120.0
 EXIT_TIMEOUT_S = 60.0
@@ -70,43 +71,77 @@ class Sample(msgspec.Struct):
     at_ns: int
     #: By subscriber: events and publications accepted.
     accepted: list[tuple[int, int]]
-    #: Processor seconds by role.
+    #: Processor seconds, and bytes of resident memory, by node.
     cpu_s: dict[str, float]
+    memory: dict[str, int]
 
 
 class ProcessorTime:
-    """Processor time of all processes, by role; that of killed ones is kept."""
+    """Processor time and memory of all processes; the time of killed ones is kept."""
 
     def __init__(self) -> None:
-        self._watched: list[tuple[str, psutil.Process]] = []
-        #: Time of processes that ended.
+        #: By node: its role and its process; None once that was killed.
+        self._watched: dict[str, tuple[str, psutil.Process | None]] = {}
+        #: Time of processes that ended, by node.
         self._ended: dict[str, float] = {}
 
-    def watch(self, role: str, pid: int) -> None:
-        """Count a process from now on."""
-        self._watched.append((role, psutil.Process(pid)))
+    def watch(self, role: str, node: str, pid: int) -> None:
+        """Count a node's process from now on."""
+        self._watched[node] = (role, psutil.Process(pid))
 
-    def retire(self, pid: int) -> None:
+    def retire(self, node: str) -> None:
         """A process is about to be killed: keep the time that it has used."""
-        for entry in [entry for entry in self._watched if entry[1].pid == pid]:
-            role, process = entry
-            self._ended[role] = self._ended.get(role, 0.0) + self._time(process)
-            self._watched.remove(entry)
+        role, process = self._watched[node]
+        self._ended[node] = self._ended.get(node, 0.0) + self._time(process)
+        self._watched[node] = (role, None)
 
-    def cpu_s(self) -> dict[str, float]:
-        """Processor seconds so far, by role."""
-        total = dict(self._ended)
-        for role, process in self._watched:
-            total[role] = total.get(role, 0.0) + self._time(process)
+    def by_node(self) -> dict[str, float]:
+        """Processor seconds so far, by node."""
+        return {
+            node: self._ended.get(node, 0.0) + self._time(process)
+            for node, (_, process) in self._watched.items()
+        }
+
+    def by_role(self, by_node: dict[str, float]) -> dict[str, float]:
+        """The sums of such seconds by role."""
+        total: dict[str, float] = {}
+        for node, seconds in by_node.items():
+            role = self._watched[node][0]
+            total[role] = total.get(role, 0.0) + seconds
         return total
 
+    def use(self, warm: Sample, stop: Sample) -> dict[str, ProcessUse]:
+        """What every process used between two samples."""
+        seconds = (stop.at_ns - warm.at_ns) / 1e9
+        used = {node: at_stop - warm.cpu_s.get(node, 0.0) for node, at_stop in stop.cpu_s.items()}
+        return {
+            node: ProcessUse(
+                self._watched[node][0],
+                round(cpu_s, 3),
+                round(cpu_s / seconds, 3),
+                round(stop.memory.get(node, 0) / 2**20, 1),
+            )
+            for node, cpu_s in used.items()
+        }
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of resident memory by node; 0 for one that was killed."""
+        return {node: self._memory(process) for node, (_, process) in self._watched.items()}
+
     @staticmethod
-    def _time(process: psutil.Process) -> float:
+    def _time(process: psutil.Process | None) -> float:
         try:
-            times = process.cpu_times()
+            times = None if process is None else process.cpu_times()
         except psutil.Error:
             return 0.0
-        return float(times.user + times.system)
+        return 0.0 if times is None else float(times.user + times.system)
+
+    @staticmethod
+    def _memory(process: psutil.Process | None) -> int:
+        try:
+            return 0 if process is None else int(process.memory_info().rss)
+        except psutil.Error:
+            return 0
 
 
 class WorkerBed(Bed):
@@ -181,6 +216,10 @@ class Bench:
         self._processes = ProcessorTime()
         self._workers = WorkerBed(directory, arrow=bool(plan.trace or plan.observe))
         policy = plan.channel_policy()
+        host, delays = "127.0.0.1", plan.wan()
+        if delays is not None:
+            host = wan_host(directory / "wan.json", host)
+            (directory / "wan.json").write_bytes(msgspec.json.encode(delays))
         self._cluster = LocalCluster(
             brokers=plan.brokers,
             f=plan.tolerated(),
@@ -188,6 +227,7 @@ class Bench:
             channels={plan.channel_name(i): policy for i in range(plan.channels)},
             directory=directory,
             tls=plan.tls,
+            host=host,
             trace=Path(plan.trace) if plan.trace else None,
             observe=Path(plan.observe) if plan.observe else None,
             log_level="warning",
@@ -209,7 +249,7 @@ class Bench:
             self._progress("starting processes")
             with self._cluster:
                 for broker in self._brokers:
-                    self._processes.watch("broker", self._cluster.pid(broker))
+                    self._processes.watch("broker", broker, self._cluster.pid(broker))
                 self._inject_fault()
                 self._start_workers()
                 self._workers.wait_ready(
@@ -242,15 +282,17 @@ class Bench:
         for role, index in self.plan.workers():
             arguments = [str(self._directory), role, str(index), str(self._workers.lifeline)]
             module = f"quorumcast.bench.{'flooder' if role == 'flooder' else 'worker'}"
-            worker = self._workers.spawn(self.plan.name_of(role, index), module, *arguments)
-            self._processes.watch(role, worker.pid)
+            name = self.plan.name_of(role, index)
+            worker = self._workers.spawn(name, module, *arguments)
+            self._processes.watch(role, name, worker.pid)
 
     def _check_workers(self) -> None:
         self._workers.check()
 
     def _sample(self) -> Sample:
         accepted = [self._counters.accepted(i) for i in range(self.plan.subscribers)]
-        return Sample(time.monotonic_ns(), accepted, self._processes.cpu_s())
+        use = self._processes
+        return Sample(time.monotonic_ns(), accepted, use.by_node(), use.memory())
 
     def _measure(self) -> tuple[Sample, Sample]:
         plan, counters = self.plan, self._counters
@@ -319,7 +361,7 @@ class Bench:
         while time.monotonic() < kill_at:
             yield
         for victim in victims:
-            self._processes.retire(self._cluster.pid(victim))
+            self._processes.retire(victim)
             self._cluster.kill(victim)
         if self.plan.fault != CRASH_RECOVER:
             return
@@ -328,7 +370,7 @@ class Bench:
             yield
         for victim in victims:
             self._cluster.restart(victim)
-            self._processes.watch("broker", self._cluster.pid(victim))
+            self._processes.watch("broker", victim, self._cluster.pid(victim))
             yield
 
     def _drain(self) -> None:
@@ -368,6 +410,7 @@ class Bench:
                 from_ns=warm.at_ns,
                 upto_ns=stop.at_ns,
                 events=self._counters.total_posted(),
+                processes=self._processes.use(warm, stop),
             )
             write_header(Path(self.plan.trace), header)
 
@@ -391,13 +434,15 @@ class Bench:
             for before, after in zip(warm.accepted, stop.accepted, strict=True)
         ]
         slowest = min(rates)
-        used = {role: stop.cpu_s[role] - warm.cpu_s.get(role, 0.0) for role in stop.cpu_s}
+        processes = self._processes.use(warm, stop)
+        used = self._processes.by_role({node: use.cpu_s for node, use in processes.items()})
         handled = sum(events for events, _ in rates) / len(rates) * seconds
         by_brokers = len(list((self._directory / "evidence").glob("*.evidence")))
         return BenchReport(
             **plan.cell_parameters(),
             fault=plan.fault,
             percent=plan.percent,
+            weather=plan.weather,
             seconds=round(seconds, 3),
             publications_per_s=round(slowest[1], 1),
             events_per_s=round(slowest[0], 1),
@@ -406,6 +451,7 @@ class Bench:
             cpu_us_per_event_by_role={
                 role: round(time_s / handled * 1e6, 2) for role, time_s in used.items() if handled
             },
+            processes=processes,
             published=published,
             delivered=min(result.accepted for result in subscribers),
             lost=sum(published - result.accepted for result in subscribers),
@@ -430,6 +476,7 @@ def trace_header(plan: BenchPlan, brokers: list[str]) -> Header:
         rate=plan.rate,
         durable=plan.durable,
         tls=plan.tls,
+        weather=plan.weather,
         digest=choose_digest(plan.digest),
     )
     return Header(

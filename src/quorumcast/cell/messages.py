@@ -12,6 +12,7 @@ from quorumcast.broadcast.messages import (
     ChainRun,
     Contents,
     Cursor,
+    Custom,
     Echo,
     Open,
     Outlived,
@@ -185,10 +186,10 @@ class Accusation(Message, frozen=True, array_like=True):
 
 CellMessage = (
     Open | Finish | Publish | ChainRun | Ack | Outlived | Refuse | Echo | Ready | Subscribe
-    | Unsubscribe | Positions | Vote | Pull | Contents | Missed | Attest | Checkpoint | Survey
-    | Regain | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData | Sync
-    | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead | ChunkQuery | Chunk | Taken
-    | PastQuery | Past | Accusation
+    | Unsubscribe | Positions | Vote | Pull | Contents | Custom | Missed | Attest | Checkpoint
+    | Survey | Regain | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData
+    | Sync | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead | ChunkQuery | Chunk
+    | Taken | PastQuery | Past | Accusation
 )  # fmt: skip
 
 #: What brokers tell a client only as a publisher. `Refuse` may be about either of its roles.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from quorumcast.broadcast.application import Deliver, Refused
+from quorumcast.broadcast.protocol import protocol_of
 from quorumcast.cell.messages import CELL_FAMILY, ONLY_FOR_PUBLISHERS, Refuse
 from quorumcast.client.arguments import check_seat, check_seated, check_times
 from quorumcast.client.options import (
@@ -170,6 +171,7 @@ class Node:
         """A publisher of a channel: `async with node.publisher("orders") as orders`."""
         self._check_alive()
         entry = to_publish(self.manifest, self.name, options.channel)
+        protocol_of(entry.policy)  # one that is not installed here is refused now
         if options.resume is not None:
             check_resumable(entry, urgent=options.urgent)
         if self._outgoing is None:

@@ -10,6 +10,7 @@ from collections import deque
 from quorumcast.broadcast.application import Acknowledged
 from quorumcast.broadcast.chain_sender import ChainSender
 from quorumcast.broadcast.messages import Ack
+from quorumcast.broadcast.protocol import protocol_of
 from quorumcast.broadcast.sender import FanOutSender, HistorySender
 from quorumcast.broadcast.signed_history import history_body
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, holder
@@ -88,7 +89,10 @@ class PublishedStream:
             history = HistorySender(self.stream.history, view, policy)
         self.history = history
         self.data: FanOutSender
-        if policy.chained:
+        protocol = protocol_of(policy)
+        if protocol is not None:
+            self.data = protocol.sender(self.stream, view, policy, history)
+        elif policy.chained:
             self.data = ChainSender(self.stream, view, policy, history)
         elif policy.total:
             kind = OfferSender if self.stream.line is None else ResumedSender

@@ -13,6 +13,7 @@ from quorumcast.broadcast.contract import RetransmitRuns, Vouch, answer_pull
 from quorumcast.broadcast.messages import (
     ChainRun,
     Contents,
+    Custom,
     Echo,
     Open,
     Outlived,
@@ -159,6 +160,7 @@ class Broker:
             ChainRun: self._on_stream,
             Echo: self._on_stream,
             Ready: self._on_stream,
+            Custom: self._on_stream,
             Open: self._on_stream,
             Contents: self._on_stream,
             Pull: self._on_pull,

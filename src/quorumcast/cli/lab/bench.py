@@ -86,6 +86,24 @@ class PlanOptions(msgspec.Struct, kw_only=True):
     percent: Annotated[int, typer.Option(help="Percentage of messages that the fault affects.")] = (
         100
     )
+    latency: Annotated[
+        float, typer.Option(metavar="MS", help="One-way delay put into every link.")
+    ] = 0.0
+    jitter: Annotated[
+        float, typer.Option(metavar="MS", help="Up to so much more, drawn for each write.")
+    ] = 0.0
+    loss: Annotated[
+        float,
+        typer.Option(
+            metavar="PERCENT",
+            help="Packets that are lost. TCP repeats them, so each costs its link a retransmission "
+            "timeout: the round trip and 200 ms.",
+        ),
+    ] = 0.0
+    link: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:NAME=MS", help="The delay of one link; may be repeated."),
+    ] = None
     digest: Annotated[
         str, typer.Option(help="auto, sha256, blake3 or blake2b; Freeman's md5 or sha1.")
     ] = "auto"
@@ -113,14 +131,16 @@ class PlanOptions(msgspec.Struct, kw_only=True):
         trace = str(self.trace.resolve()) if self.trace else ""
         observe = str(self.observe) if self.observe else ""
         alpha, alpha_max = parse_alpha(self.alpha)
+        fields = msgspec.structs.asdict(self)
         others = {
+            "links": tuple(fields.pop("link") or ()),
             "alpha": alpha,
             "alpha_max": alpha_max,
             "fault": fault,
             "trace": trace,
             "observe": observe,
         }
-        return BenchPlan(**(msgspec.structs.asdict(self) | others))
+        return BenchPlan(**(fields | others))
 
 
 def bench(
@@ -170,6 +190,8 @@ def bench(
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
         )
+    if plan.weather and (workload is not None or suite in (SOAK, FLOODS, RETENTION)):
+        raise UsageError("--latency, --jitter, --loss and --link are not for this; leave them out")
     if workload is not None:
         if suite:
             raise UsageError("a suite has a workload of its own; leave out --workload or --suite")
@@ -248,6 +270,8 @@ def _single_table(report: BenchReport) -> Table:
         "delivered": f"{report.delivered:,} ({report.by_history:,} publications by history)",
         "lost, duplicated, altered": f"{report.lost}, {report.duplicated}, {report.altered}",
     }
+    if report.weather:
+        facts["delay of links"] = report.weather
     if report.suspicions:
         facts["suspected"] = str(report.suspicions)
     if report.evidence:

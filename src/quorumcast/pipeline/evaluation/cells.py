@@ -56,13 +56,14 @@ def words(cell: CellParameters) -> list[str]:
         found.append(f"batches of {cell.batch}" if cell.batch else "natural batches")
     if cell.rate:
         found.append(f"{cell.rate:g}/s")
+    found += [cell.weather] if cell.weather else []
     return found + ["durable"] * cell.durable + ["tls"] * cell.tls
 
 
 def hops(cell: CellParameters, delivered: int, by_history: int, chain: int) -> dict[int, int]:
     """Return deliveries by hops; `chain` is the length of the longest chain of the run."""
     # A subscriber of a chain needs the vote of the last broker.
-    steps = STEPS.get(cell.policy, chain + 1)
+    steps = STEPS.get(cell.policy, chain + 1 if chain else 0)  # 0: unknown, of another package
     found = {steps: delivered - by_history}
     found[HISTORY_STEPS] = found.get(HISTORY_STEPS, 0) + by_history
     return found
@@ -73,7 +74,8 @@ def beside(line: ScenarioResult) -> list[Beside]:
     if (line.scenario.system, line.scenario.source) != (CELL_SYSTEM, BENCH):
         return []
     cell = cell_of(line.scenario.parameters)
-    return [*_freeman(line, cell), *_fit(line, cell)]
+    # No paper measured over slow links.
+    return [] if cell.weather else [*_freeman(line, cell), *_fit(line, cell)]
 
 
 def _freeman(line: ScenarioResult, cell: CellParameters) -> list[Beside]:

@@ -214,6 +214,8 @@ def _spreads(shown: Sequence[ScenarioResult]) -> str:
             ("messages sent", line.sent_by_node),
             ("messages received", line.received_by_node),
             ("bytes sent", line.bytes_by_node),
+            ("processors", line.processors_by_node),
+            ("memory, MB", line.memory_by_node),
         )
         if spread is not None and spread.total
     ]
@@ -223,11 +225,12 @@ def _spreads(shown: Sequence[ScenarioResult]) -> str:
 def _details(line: ScenarioResult) -> str:
     nodes = table(
         ["node", "role", "messages sent", "bytes sent", "messages received", "bytes received",
-         "forwarded", "passed on", "place in chain"],
+         "forwarded", "passed on", "place in chain", "processor s", "MB"],
         [
             [node.node, node.role, amount(node.messages_sent), amount(node.bytes_sent),
              amount(node.messages_received), amount(node.bytes_received), amount(node.forwarded),
-             amount(node.passed_on), amount(node.place)]
+             amount(node.passed_on), amount(node.place), amount(node.cpu_s),
+             amount(node.memory_mb)]
             for node in line.nodes
         ],
         words=2,

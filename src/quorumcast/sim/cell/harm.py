@@ -71,7 +71,7 @@ def applicable(adversary: str, policy: Policy) -> bool:
     # With total order, manifests are ordered as well: see "members".
     if adversary in ("rolling", "theft") and policy.total:
         return False
-    if entry is not None and entry.only_under and policy.name not in entry.only_under:
+    if entry is not None and entry.only_under and policy.like not in entry.only_under:
         return False
     if adversary in ("conspiracy", "retelling"):
         return not policy.trusts_publishers

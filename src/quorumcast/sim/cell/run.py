@@ -42,7 +42,7 @@ def promises_validity(plan: CellPlan) -> bool:
         entry = entry_of(corruption.fault)
         if entry is None:
             return False
-        if entry.role is Role.BROKER and plan.policy.name not in entry.valid_under:
+        if entry.role is Role.BROKER and plan.policy.like not in entry.valid_under:
             return False
     # A chain makes progress only while none of its brokers is down.
     crashed = any(

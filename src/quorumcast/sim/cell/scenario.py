@@ -14,7 +14,7 @@ from collections.abc import Callable
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.cell.entry import Role
-from quorumcast.manifest.policy import POLICY_NAMES
+from quorumcast.manifest.policy import like_of
 from quorumcast.sim.cell.drawing import clients, world
 from quorumcast.sim.cell.drawing.draft import ORDERS, QUOTES, Draft, start_draft
 from quorumcast.sim.cell.drawing.epochs import draw_epochs
@@ -78,8 +78,8 @@ def draw(
     seed: int, policy: str | None = None, adversary: str | None = None, *, extras: bool = True
 ) -> CellPlan:
     """The plan of a seed; `extras`: whether it may have more than its adversary."""
-    if policy is not None and policy not in POLICY_NAMES:
-        raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICY_NAMES)}")
+    if policy is not None:
+        like_of(policy)
     if adversary is not None and adversary not in ADVERSARIES:
         raise UsageError(
             f"there is no adversary {adversary!r}; choose one of {', '.join(ADVERSARIES)}"
