@@ -90,6 +90,7 @@ class Acceptor:
         "_window",
         "last_vote",
         "next",
+        "refused",
         "start",
         "stream",
     )
@@ -121,6 +122,8 @@ class Acceptor:
         #: Digests delivered lately: to recognise dissent, and for receipts.
         # Ordered: finding the oldest key of a dict that loses its front all the time takes a walk.
         self._accepted: OrderedDict[int, Digest] = OrderedDict()
+        #: The highest number whose body came when there was no room for it.
+        self.refused = 0
         #: The highest number that each broker voted on.
         self.last_vote: dict[NodeId, int] = {}
 
@@ -324,6 +327,7 @@ class Acceptor:
             return []
         size = sum(map(len, bodies))
         if self._pending_bytes + size > MAX_PENDING_BYTES and span.first != self.next:
+            self.refused = max(self.refused, span.first + span.count - 1)
             return [Drop(DropReason.OVER_LIMIT, broker)]
         for place, (digest, body) in enumerate(zip(split_digests(digests), bodies, strict=True)):
             if not self._genuine(body, digest):

@@ -244,7 +244,9 @@ class PublishedStream:
     def timers(self) -> list[Effect]:
         """Keep the timers going as long as there is something to wait for."""
         effects: list[Effect] = []
-        if not self.retransmitting and any(sender.unfinished for sender in self.senders):
+        if not self.retransmitting and any(
+            sender.unfinished or sender.watches for sender in self.senders
+        ):
             self.retransmitting = True
             effects.append(SetTimer(Retransmit(self.stream), RETRANSMIT_MS))
         if self.history is not None and self._uncovered and not self.tail_set:

@@ -181,8 +181,8 @@ class Publisher:
                 return self._on_connected(peer)
             case Disconnected(peer=peer):
                 return self._on_disconnected(peer)
-            case TimerFired(timer=Retransmit(stream=stream)):
-                return self._on_retransmit(stream)
+            case TimerFired(timer=Retransmit(stream=stream), late_ms=late_ms):
+                return self._on_retransmit(stream, late_ms)
             case TimerFired(timer=TailHistory(stream=stream)):
                 return self._on_tail(stream, now)
             case Receive(message=Refuse() as message):
@@ -283,12 +283,12 @@ class Publisher:
             effects += renewed.submit(bodies, now)
         return effects + renewed.timers()
 
-    def _on_retransmit(self, stream: Stream) -> list[Effect]:
+    def _on_retransmit(self, stream: Stream, late_ms: int) -> list[Effect]:
         published = self._by_stream.get(stream)
         if published is None:
             return []
         published.retransmitting = False
-        effects = [effect for sender in published.senders for effect in sender.tick()]
+        effects = [effect for sender in published.senders for effect in sender.tick(late_ms)]
         return effects + published.timers()
 
     def _on_tail(self, stream: Stream, now: Millis) -> list[Effect]:
