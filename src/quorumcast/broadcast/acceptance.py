@@ -81,13 +81,16 @@ class Acceptor:
 
     __slots__ = (
         "_accepted",
+        "_dissenters",
         "_hash",
         "_keep",
+        "_liars",
         "_pending_bytes",
         "_ranges",
         "_rule",
         "_split_by",
         "_window",
+        "is_split",
         "last_vote",
         "next",
         "refused",
@@ -103,11 +106,18 @@ class Acceptor:
         hash_: Hasher,
         limits: Limits,
         *,
-        may_split: bool = False,
+        may_split: int | None = None,
     ) -> None:
         self.stream = stream
         #: Others that may be to blame where brokers differ: a publisher that may lie to them.
-        self._split_by = (stream.publisher,) if may_split else ()
+        self._split_by = () if may_split is None else (stream.publisher,)
+        #: So many brokers may lie (f), on a channel whose publisher can make correct ones differ.
+        self._liars = may_split
+        #: Brokers that voted for something else than what was accepted, until they are more than f:
+        #: then one of them is correct, and forwarded what its publisher sent to it.
+        self._dissenters: dict[NodeId, None] = {}
+        #: Whether votes show in this way that the publisher sent brokers different contents.
+        self.is_split = False
         #: The number whose turn it is; everything from `start` to below it was delivered once.
         self.next = first
         self.start = first
@@ -197,6 +207,8 @@ class Acceptor:
         """
         self._rule = rule
         self.last_vote = {b: self.last_vote.get(b, self.next - 1) for b in brokers}
+        # Of the members of each epoch f may lie.
+        self._dissenters = {b: None for b in self._dissenters if b in brokers}
         for span in self._ranges.all():
             span.tally.retain(brokers)
             if span.decided is None:
@@ -384,16 +396,32 @@ class Acceptor:
             effects.append(
                 Deliver(self.stream, number, digest, body, votes, dissent, span.by_history)
             )
-            effects += [self._suspect(broker, Suspicion.DISSENT, number) for broker in dissent]
+            if dissent:
+                effects += self._on_dissent(dissent, number)
         self.next = span.first + span.count
         while len(self._accepted) > self._keep:
             self._accepted.popitem(last=False)
         return effects
 
+    def _on_dissent(self, dissent: tuple[NodeId, ...], number: int) -> list[Effect]:
+        """Suspect those who dissent, or their publisher once."""
+        told = [self._suspect(broker, Suspicion.DISSENT, number) for broker in dissent]
+        return [*told[-1:]] if self.is_split else [*told]
+
     def _suspect(self, broker: NodeId, reason: Suspicion, number: int) -> Suspect:
-        """Suspect a broker that differs from the others, or its publisher."""
-        among = (broker, *self._split_by) if self._split_by else ()
-        return Suspect(broker, reason, self.stream, number, among)
+        """Suspect a broker that differs from the others, or its publisher.
+
+        Once more than f brokers have differed the publisher equivocates, and what any broker said
+        of this stream says nothing about the broker.
+        """
+        if self._liars is None:
+            return Suspect(broker, reason, self.stream, number)
+        if reason is Suspicion.DISSENT and not self.is_split:
+            self._dissenters[broker] = None
+            self.is_split = len(self._dissenters) > self._liars
+        if self.is_split:
+            return Suspect(self.stream.publisher, Suspicion.SPLIT, self.stream, number)
+        return Suspect(broker, reason, self.stream, number, (broker, *self._split_by))
 
     def skip_to(self, number: int) -> None:
         """Give up on what nobody holds any longer."""

@@ -50,7 +50,7 @@ BREAKS_BEFORE_SUSPICION = 2
 MISSED_BEFORE_SUSPICION = 3
 
 
-class Charge(msgspec.Struct):
+class UnansweredBreak(msgspec.Struct):
     """A broker next to a break from which nothing was heard since."""
 
     #: Ticks since the break.
@@ -110,7 +110,7 @@ class ChainSender(FanOutSender):
         #: Breaks behind each broker since a chain with it made progress.
         self._breaks: dict[NodeId, int] = {}
         #: Brokers next to a break that have not answered since.
-        self._charges: dict[NodeId, Charge] = {}
+        self._charges: dict[NodeId, UnansweredBreak] = {}
         #: Highest number acknowledged by the whole chain at the last tick.
         self._done_at_tick = 0
 
@@ -249,7 +249,7 @@ class ChainSender(FanOutSender):
         number = self._done_at_tick + 1
         silent = [broker for broker in nearest if broker not in self._answers]
         for broker in silent:
-            self._charges.setdefault(broker, Charge(0, number, among))
+            self._charges.setdefault(broker, UnansweredBreak(0, number, among))
         if silent or self._patience.exhausted:
             return []
         effects: list[Effect] = []

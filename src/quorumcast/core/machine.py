@@ -187,6 +187,7 @@ class Suspicion(enum.Enum):
     """Why a node is suspected; never a proof, always revocable."""
 
     DISSENT = "dissent"
+    SPLIT = "split"
     SILENT = "silent"
     BAD_BODY = "bad-body"
     WITHHOLDS = "withholds-body"

@@ -88,6 +88,7 @@ class Interest:
         since: int = 0,
         excerpt: Excerpt | None = None,
         join: int = 0,
+        heard: dict[NodeId, int] | None = None,
     ) -> None:
         self.channel: Channel = entry.name
         self.entry = entry
@@ -139,7 +140,7 @@ class Interest:
         #: How often bodies of a stream were pulled in a row, and up to which number.
         self.pulls: dict[Stream, tuple[int, int]] = {}
         #: Which brokers do not vote although others did.
-        self._silence = SilenceWatch()
+        self._silence = SilenceWatch({} if heard is None else heard)
         #: `next` per stream at the last refresh, and refreshes since something moved.
         self.seen: dict[Stream, int] = {}
         self.ticks = 0
@@ -379,13 +380,14 @@ class Interest:
 
     def _accept_from(self, stream: Stream, first: int) -> None:
         limits = self.entry.policy.limits
+        splits = self.entry.policy.may_split and stream.lane is Lane.DATA
         self.acceptors[stream] = Acceptor(
             stream,
             first,
             self._rules[stream.lane],
             self._view.hash,
             limits,
-            may_split=self.entry.policy.may_split and stream.lane is Lane.DATA,
+            may_split=self._view.quorums.f if splits else None,
         )
         if stream.lane is Lane.DATA:
             self.archives[stream] = Archive(stream, self._view, limits)

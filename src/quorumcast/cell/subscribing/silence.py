@@ -7,8 +7,10 @@ subscriber whose application reads nothing does not look (`client.incoming`): vo
 A broker that owes votes is asked for them before it is suspected, because votes may have been lost
 on a link that was full. It is suspected of silence
 
-- if none of its votes came for longer than its `Patience`, or
-- if the votes that it owes are older than MOST_BEHIND_MS, however many others came meanwhile.
+- if no vote of it came, on any stream of any channel, for longer than its `Patience`, or
+- if it votes on other streams only: under load the queues of one stream may be long, so there is a
+  longer patience for that, or
+- if votes that it owes are older than MOST_STALL_MS, however many others come meanwhile.
 
 A broker that starts again, or whose link does, owes nothing at first.
 """
@@ -26,41 +28,57 @@ from quorumcast.core.patience import LATE_MS, Patience
 
 #: Time between two looks.
 LOOK_MS = 250
-#: A broker may always be silent for so long, as a process is that was stopped for a moment.
-LEAST_SILENCE_MS = 4_000
-#: No silence is longer than this, whatever was measured.
-MOST_SILENCE_MS = 30_000
-#: Votes that a broker owes for so long make it a suspect although it sends others.
-MOST_BEHIND_MS = 120_000
+#: A broker may always be silent for so long, as a process is that was stopped for a moment; and no
+#: silence is longer than the second time, whatever was measured.
+LEAST_SILENCE_MS, MOST_SILENCE_MS = 4_000, 60_000
+#: The same for a broker that votes on other streams.
+LEAST_STALL_MS, MOST_STALL_MS = 30_000, 120_000
+#: Part of the patience after which a broker is asked.
+ASK_AFTER = 3
 
 
 class Debt(msgspec.Struct):
-    """What one broker owes on one stream."""
+    """A broker that owes votes, on one stream or at all, and sends none."""
 
-    #: The last number that was accepted when the debt began, and the look at which it began.
-    number: int
+    #: The look at which the debt began, or at which the last vote was seen.
     since: int
-    #: The highest number that the broker has voted on, and the look at which that last grew.
-    voted: int
-    moved: int
-    #: Looks since `moved` at which the broker is asked next.
-    ask_at: int = 0
-    #: Whether it was asked since it last sent a vote.
+    #: The highest number that it has voted on, or how often it was heard.
+    seen: int
+    #: The last accepted number when the debt began, and the look at which it did; votes on all of
+    #: this begin a new debt.
+    number: int = 0
+    began: int = 0
+    #: Whether it was asked since.
     asked: bool = False
+
+
+class BrokerDelays:
+    """What was measured of one broker."""
+
+    __slots__ = ("debt", "silence", "stall", "voted")
+
+    def __init__(self) -> None:
+        self.silence = Patience(LEAST_SILENCE_MS, MOST_SILENCE_MS)
+        self.stall = Patience(LEAST_STALL_MS, MOST_STALL_MS)
+        #: Set while it owes anything on this channel.
+        self.debt: Debt | None = None
+        #: The sum of the highest numbers that it has voted on.
+        self.voted = 0
 
 
 class SilenceWatch:
     """Watches the brokers of one channel."""
 
-    __slots__ = ("_debts", "_looks", "_patience", "_suspected")
+    __slots__ = ("_debts", "_delays", "_heard", "_looks", "_suspected")
 
-    def __init__(self) -> None:
+    def __init__(self, heard: dict[NodeId, int]) -> None:
+        #: How often new votes of each broker were seen; shared by all channels.
+        self._heard = heard
         #: Looks that were counted.
         self._looks = 0
         #: By stream and broker; only where something is owed.
         self._debts: dict[Stream, dict[NodeId, Debt]] = {}
-        #: By broker, for the whole channel.
-        self._patience: dict[NodeId, Patience] = {}
+        self._delays: dict[NodeId, BrokerDelays] = {}
         #: Brokers that were suspected and still owe something.
         self._suspected: dict[NodeId, None] = {}
 
@@ -72,14 +90,16 @@ class SilenceWatch:
         """Forget what a broker owes: it may have restarted."""
         for debts in self._debts.values():
             debts.pop(broker, None)
+        if broker in self._delays:
+            self._delays[broker].debt = None
         self._suspected.pop(broker, None)
 
     def retain(self, brokers: Sequence[NodeId]) -> None:
         """Go on with the members of a new epoch."""
-        gone = [broker for broker in self._patience if broker not in brokers]
-        for broker in gone:
-            self.forget(broker)
-            del self._patience[broker]
+        for gone in [broker for broker in self._delays if broker not in brokers]:
+            self.forget(gone)
+            del self._delays[gone]
+            self._heard.pop(gone, None)
 
     def end(self, stream: Stream) -> None:
         """A stream is followed no more."""
@@ -101,73 +121,91 @@ class SilenceWatch:
         if late_ms > LATE_MS:
             return {}, []
         self._looks += 1
+        streams = [a for stream, a in acceptors.items() if stream.lane is Lane.DATA]
         ask: dict[NodeId, dict[Stream, int]] = {}
         effects: list[Effect] = []
         for broker in brokers:
-            suspected_on: Stream | None = None
-            owes = False
-            for stream, acceptor in acceptors.items():
-                if stream.lane is not Lane.DATA:
-                    continue
-                debt = self._debt(broker, acceptor, accepted.get(stream, 0))
-                if debt is None:
-                    continue
-                if is_gone(stream, accepted.get(stream, 0)):
-                    del self._debts[stream][broker]
-                    continue
-                owes = True
-                if self._looks - debt.moved >= debt.ask_at:
-                    ask.setdefault(broker, {})[stream] = max(debt.voted + 1, acceptor.start)
-                    debt.ask_at, debt.asked = debt.ask_at + self._ask_every(broker), True
-                elif self._is_overdue(broker, debt):
-                    suspected_on = suspected_on or stream
-            if not owes:
-                self._suspected.pop(broker, None)
-            elif suspected_on is not None and broker not in self._suspected:
+            delays = self._delays.setdefault(broker, BrokerDelays())
+            voted = sum(acceptor.last_vote.get(broker, 0) for acceptor in streams)
+            if voted != delays.voted:
+                delays.voted = voted
+                self._heard[broker] = self._heard.get(broker, 0) + 1
+            owed: dict[Stream, Debt] = {}
+            for acceptor in streams:
+                last = accepted.get(acceptor.stream, 0)
+                debt = self._debt(delays, broker, acceptor, last)
+                if debt is not None and not is_gone(acceptor.stream, last):
+                    owed[acceptor.stream] = debt
+            asked_on, overdue = self._judge(broker, delays, owed)
+            if asked_on:
+                ask[broker] = {
+                    s: max(owed[s].seen + 1, acceptors[s].start) for s in dict.fromkeys(asked_on)
+                }
+            if overdue is not None and broker not in self._suspected:
                 self._suspected[broker] = None
-                number = accepted.get(suspected_on, 0)
-                effects.append(Suspect(broker, Suspicion.SILENT, suspected_on, number))
+                number = accepted.get(overdue, 0)
+                effects.append(Suspect(broker, Suspicion.SILENT, overdue, number))
         return ask, effects
 
-    def _debt(self, broker: NodeId, acceptor: Acceptor, last: int) -> Debt | None:
+    def _debt(
+        self, delays: BrokerDelays, broker: NodeId, acceptor: Acceptor, last: int
+    ) -> Debt | None:
         """What a broker owes on a stream now; delays that are over are measured."""
         debts = self._debts.setdefault(acceptor.stream, {})
         debt = debts.get(broker)
         voted = acceptor.last_vote.get(broker, 0)
         # Numbers before the start were never voted on here: they say nothing about anybody.
-        if voted >= last or last < acceptor.start:
-            if debt is not None:
-                self._observe(broker, debt)
-                del debts[broker]
+        owes = acceptor.start <= last and voted < last
+        if debt is not None and (voted > debt.seen or not owes):
+            delays.stall.observe((self._looks - debt.since) * LOOK_MS)
+            paid = voted >= debt.number
+            del debts[broker]
+            if owes and not paid:
+                debts[broker] = Debt(self._looks, voted, debt.number, debt.began)
+        if not owes:
             return None
-        if debt is None:
-            debt = debts[broker] = Debt(last, self._looks, voted, self._looks)
-        elif voted > debt.voted:
-            self._observe(broker, debt)
-            debt.voted, debt.moved, debt.asked = voted, self._looks, False
-            if voted >= debt.number:
-                debt.number, debt.since = last, self._looks
-        else:
-            return debt
-        debt.ask_at = self._ask_every(broker)
-        return debt
+        if broker not in debts:
+            debts[broker] = Debt(self._looks, voted, last, self._looks)
+        return debts[broker]
 
-    def _observe(self, broker: NodeId, debt: Debt) -> None:
-        self._patience_of(broker).observe((self._looks - debt.moved) * LOOK_MS)
+    def _judge(
+        self, broker: NodeId, delays: BrokerDelays, owed: Mapping[Stream, Debt]
+    ) -> tuple[list[Stream], Stream | None]:
+        """The streams for which a broker is to be asked, and one on which it is overdue."""
+        heard = self._heard.get(broker, 0)
+        whole = delays.debt
+        if whole is not None and (heard != whole.seen or not owed):
+            delays.silence.observe((self._looks - whole.since) * LOOK_MS)
+            whole = delays.debt = None
+        if not owed:
+            self._suspected.pop(broker, None)
+            return [], None
+        if whole is None:
+            whole = delays.debt = Debt(self._looks, heard)
+        ask: list[Stream] = []
+        overdue: Stream | None = None
+        if self._is_due(whole, delays.silence):
+            ask += owed
+        if self._is_overdue(whole, delays.silence):
+            overdue = next(iter(owed))
+        for stream, debt in owed.items():
+            if self._is_due(debt, delays.stall):
+                ask.append(stream)
+            behind_ms = (self._looks - debt.began) * LOOK_MS
+            if overdue is None and (
+                self._is_overdue(debt, delays.stall) or behind_ms > MOST_STALL_MS
+            ):
+                overdue = stream
+        return ask, overdue
 
-    def _patience_of(self, broker: NodeId) -> Patience:
-        patience = self._patience.get(broker)
-        if patience is None:
-            patience = self._patience[broker] = Patience(LEAST_SILENCE_MS, MOST_SILENCE_MS)
-        return patience
+    def _is_due(self, debt: Debt, patience: Patience) -> bool:
+        """Whether it is time to ask."""
+        waited = self._looks - debt.since
+        every = patience.limit_ms // (ASK_AFTER * LOOK_MS)
+        if not waited or waited % every:
+            return False
+        debt.asked = True
+        return True
 
-    def _ask_every(self, broker: NodeId) -> int:
-        """Looks after which a silent broker is asked: two thirds of its time are left."""
-        return max(1, self._patience_of(broker).limit_ms // (3 * LOOK_MS))
-
-    def _is_overdue(self, broker: NodeId, debt: Debt) -> bool:
-        stalled_ms = (self._looks - debt.moved) * LOOK_MS
-        behind_ms = (self._looks - debt.since) * LOOK_MS
-        return (
-            debt.asked and stalled_ms > self._patience_of(broker).limit_ms
-        ) or behind_ms > MOST_BEHIND_MS
+    def _is_overdue(self, debt: Debt, patience: Patience) -> bool:
+        return debt.asked and (self._looks - debt.since) * LOOK_MS > patience.limit_ms

@@ -81,6 +81,7 @@ class Subscriber:
     __slots__ = (
         "_accusations",
         "_fetcher",
+        "_heard",
         "_interests",
         "_joins",
         "_recaller",
@@ -95,6 +96,8 @@ class Subscriber:
         self._accusations = Accusations(view)
         #: One interest per channel joined.
         self._interests: dict[Channel, Interest] = {}
+        #: How often new votes of each broker were seen (`silence`).
+        self._heard: dict[NodeId, int] = {}
         #: How many subscriptions there were.
         self._joins = 0
         #: Brokers that can be reached, in the order in which they came.
@@ -219,7 +222,9 @@ class Subscriber:
         excerpt = None
         if join.until:
             excerpt = Excerpt(join.until, entry.policy.limits, self._skipped)
-        interest = Interest(self._view, entry, join.start, join.since, excerpt, join=self._joins)
+        interest = Interest(
+            self._view, entry, join.start, join.since, excerpt, join=self._joins, heard=self._heard
+        )
         self._joins += 1
         self._interests[channel] = interest
         self._fetcher.choose_source(interest)
