@@ -399,15 +399,51 @@ def test_chain_out_broker_that_was_only_slow_is_not_suspected() -> None:
     assert blamed(sender, *BROKERS) == []
 
 
-def test_chain_out_broker_that_passes_nothing_on_is_suspected_at_the_second_break() -> None:
+def broken_twice_behind_b1() -> ChainSender:
     sender = chain_out()
     sender.submit((b"a",))
     sender.on_ack(B1, ack(1))
-    for tick in range(1, 5):
-        found = suspects(sender.tick())
+    for _ in range(4):
+        assert suspects(sender.tick()) == []
         for broker in BROKERS:
             sender.on_ack(broker, ack(int(broker == B1)))
-        assert found == ([B1] if tick == 4 else [])
+    assert B1 not in sender.order
+    return sender
+
+
+def test_chain_out_broker_without_which_the_chain_works_at_once_is_suspected() -> None:
+    sender = broken_twice_behind_b1()
+    for broker in sender.order:
+        sender.on_ack(broker, ack(1))
+    assert sender.watches
+    assert suspects(sender.tick()) == [B1]
+    assert not sender.watches
+
+
+def test_chain_out_nobody_is_suspected_if_other_chains_stall_as_well() -> None:
+    """All brokers are slow."""
+    sender = broken_twice_behind_b1()
+    for _ in range(4):
+        sender.tick()
+        for broker in BROKERS:
+            sender.on_ack(broker, ack(int(broker == B1)))
+    for broker in BROKERS:
+        sender.on_ack(broker, ack(1))
+    assert suspects(sender.tick()) == []
+
+
+def test_chain_out_broker_that_acknowledges_on_another_stream_is_not_silent() -> None:
+    heard = {B3: 1}
+    sender = ChainSender(STREAM, Cell(CHAIN).view(ALICE), CHAIN, heard=heard)
+    answer(sender, BROKERS, FAR)
+    sender.submit((b"a",))
+    sender.on_ack(B1, ack(1))
+    sender.on_ack(B2, ack(1))
+    sender.tick()
+    sender.tick()
+    heard[B3] += 1
+    sender.on_ack(B4, ack(1))
+    assert blamed(sender, B2) == []
 
 
 def test_chain_out_ticks_that_come_late_are_no_stall() -> None:

@@ -575,7 +575,7 @@ def test_silence_of_a_broker_that_votes_on_another_channel_is_none() -> None:
     acceptors = {STREAM: Acceptor(STREAM, 1, rule, hasher("sha256"), Limits())}
     found: list[Effect] = []
     watch = SilenceWatch(heard)
-    for look in range(3 * SILENT_LOOKS):
+    for look in range(2 * SILENT_LOOKS):
         heard[B3] = look
         found += watch.look((B3,), {STREAM: 9}, acceptors, lambda *_: False, 0)[1]
     assert found == []

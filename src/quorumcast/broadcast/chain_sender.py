@@ -9,8 +9,9 @@ no progress before it is changed follows the stalls that were measured (`core.pa
 that come late do not count. A stalled chain is asked for acknowledgements before it is changed.
 Suspected is
 
-- a broker next to the break that answers nothing at all for MOST_SILENCE_MS,
-- a broker before the break, if its successor answers, for the second time without progress between,
+- a broker next to the break that answers nothing at all, on any stream, for MOST_SILENCE_MS,
+- a broker next to a break whose neighbours answer, for the second time without progress between, if
+  the next chain, in which it stands aside, works at once,
 - the last f+1, if subscribers missed everything since the chain was chosen or a history was
   delivered of which they missed nothing.
 
@@ -18,6 +19,8 @@ While stalls vary so much that the longest patience is not enough, the last two 
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import msgspec
 
@@ -43,7 +46,7 @@ TICK_MS = 250
 LEAST_STALL_MS = 2 * TICK_MS
 MOST_STALL_MS = 8 * TICK_MS
 #: A broker next to a break that answers nothing for so long is suspected.
-MOST_SILENCE_MS = 4_000
+MOST_SILENCE_MS = 10_000
 #: Breaks behind one broker, without progress between, after which it is suspected.
 BREAKS_BEFORE_SUSPICION = 2
 #: Publications that subscribers must have missed in a row.
@@ -53,8 +56,9 @@ MISSED_BEFORE_SUSPICION = 3
 class UnansweredBreak(msgspec.Struct):
     """A broker next to a break from which nothing was heard since."""
 
-    #: Ticks since the break.
+    #: Ticks since the break, and how often the broker was heard by then.
     ticks: int
+    heard: int
     #: The first number that is lacking, and a set that contains the culprit.
     number: int
     among: tuple[NodeId, ...]
@@ -70,6 +74,8 @@ class ChainSender(FanOutSender):
         "_changes",
         "_charges",
         "_done_at_tick",
+        "_doubted",
+        "_heard",
         "_missed",
         "_missing_from",
         "_patience",
@@ -85,6 +91,7 @@ class ChainSender(FanOutSender):
         view: View,
         policy: Policy,
         histories: HistorySender | None = None,
+        heard: Mapping[NodeId, int] | None = None,
     ) -> None:
         super().__init__(stream, view, policy, histories)
         # The pool stays in all epochs (`manifest.successor`): nothing is chosen anew.
@@ -109,8 +116,12 @@ class ChainSender(FanOutSender):
         self._answers: dict[NodeId, None] = {}
         #: Breaks behind each broker since a chain with it made progress.
         self._breaks: dict[NodeId, int] = {}
+        #: How many acknowledgements came from each broker, on all streams of this publisher.
+        self._heard = {} if heard is None else heard
         #: Brokers next to a break that have not answered since.
         self._charges: dict[NodeId, UnansweredBreak] = {}
+        #: Brokers that are suspected if the present chain works without them.
+        self._doubted: tuple[Suspect, ...] = ()
         #: Highest number acknowledged by the whole chain at the last tick.
         self._done_at_tick = 0
 
@@ -190,7 +201,7 @@ class ChainSender(FanOutSender):
     @property
     def watches(self) -> bool:
         """Whether a broker may still be suspected if it stays silent."""
-        return bool(self._charges)
+        return bool(self._charges or self._doubted)
 
     def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
         self._answers[broker] = None
@@ -218,8 +229,7 @@ class ChainSender(FanOutSender):
         effects += self._press_charges()
         done = min(self._progress[broker].acked for broker in self.order)
         if done >= self.next - 1 or done != self._done_at_tick:
-            self._on_progress(done)
-            return effects
+            return effects + self._on_progress(done)
         self._stalls += 1
         self._stalled += 1
         if self._stalls == 1:
@@ -231,40 +241,50 @@ class ChainSender(FanOutSender):
         suspects, among = self._break()
         if not suspects:
             return effects
-        return effects + self._blame(suspects, among) + self._change_chain(suspects)
+        self._blame(suspects, among)
+        return effects + self._change_chain(suspects)
 
-    def _on_progress(self, done: int) -> None:
+    def _on_progress(self, done: int) -> list[Effect]:
         """Begin to count stalls anew; a chain that was just chosen may also fall back."""
+        effects: list[Effect] = []
         if done > self._done_at_tick:
             if self._stalled:
                 self._patience.observe(self._stalled * TICK_MS)
             self._stalled = 0
             for broker in self.order:
                 self._breaks.pop(broker, None)
+            effects += [doubt for doubt in self._doubted if doubt.node not in self.order]
+            self._doubted = ()
         self._done_at_tick = done
         self._stalls = 0
+        return effects
 
-    def _blame(self, nearest: tuple[NodeId, ...], among: tuple[NodeId, ...]) -> list[Effect]:
-        """Charge the brokers next to a break, or suspect one that is next to every break."""
+    def _blame(self, nearest: tuple[NodeId, ...], among: tuple[NodeId, ...]) -> None:
+        """Charge the brokers next to a break, or doubt one that is next to every break."""
         number = self._done_at_tick + 1
+        for doubt in self._doubted:
+            # Without it the chain breaks as well.
+            self._breaks.pop(doubt.node, None)
+        self._doubted = ()
         silent = [broker for broker in nearest if broker not in self._answers]
         for broker in silent:
-            self._charges.setdefault(broker, UnansweredBreak(0, number, among))
+            heard = self._heard.get(broker, 0)
+            self._charges.setdefault(broker, UnansweredBreak(0, heard, number, among))
         if silent or self._patience.exhausted:
-            return []
-        effects: list[Effect] = []
+            return
         for broker in nearest:
             self._breaks[broker] = self._breaks.get(broker, 0) + 1
-            if self._breaks[broker] == BREAKS_BEFORE_SUSPICION:
-                effects.append(self._suspect(broker, number, among))
-        return effects
+            if self._breaks[broker] >= BREAKS_BEFORE_SUSPICION:
+                self._doubted += (self._suspect(broker, number, among),)
 
     def _press_charges(self) -> list[Effect]:
         """Ask brokers that were charged; suspect those that have not answered for long."""
         effects: list[Effect] = []
         for broker, charge in list(self._charges.items()):
             charge.ticks += 1
-            if charge.ticks * TICK_MS > MOST_SILENCE_MS:
+            if self._heard.get(broker, 0) != charge.heard:
+                del self._charges[broker]
+            elif charge.ticks * TICK_MS > MOST_SILENCE_MS:
                 del self._charges[broker]
                 effects.append(self._suspect(broker, charge.number, charge.among))
             elif self._progress[broker].connected:

@@ -6,6 +6,7 @@ It cuts what is submitted into runs and decides when a history is due.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from quorumcast.broadcast.application import Acknowledged
 from quorumcast.broadcast.chain_sender import ChainSender
@@ -72,7 +73,13 @@ class PublishedStream:
         "tail_set",
     )
 
-    def __init__(self, view: View, entry: ChannelEntry, incarnation: int) -> None:
+    def __init__(
+        self,
+        view: View,
+        entry: ChannelEntry,
+        incarnation: int,
+        heard: Mapping[NodeId, int] | None = None,
+    ) -> None:
         self.stream = Stream(entry.name, view.me, incarnation)
         if self.stream.line is not None:
             # A resumed stream belongs to the client, whichever seat it has this time.
@@ -86,7 +93,7 @@ class PublishedStream:
         self.history = history
         self.data: FanOutSender
         if policy.chained:
-            self.data = ChainSender(self.stream, view, policy, history)
+            self.data = ChainSender(self.stream, view, policy, history, heard)
         elif policy.total:
             kind = OfferSender if self.stream.line is None else ResumedSender
             self.data = kind(self.stream, view, policy)

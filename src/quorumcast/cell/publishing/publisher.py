@@ -61,6 +61,7 @@ class Publisher:
 
     __slots__ = (
         "_by_stream",
+        "_heard",
         "_incarnation",
         "_incarnations",
         "_refusals",
@@ -80,6 +81,8 @@ class Publisher:
         #: The same by the data lanes of their streams.
         self._by_stream: dict[Stream, PublishedStream] = {}
         self._refusals = Refusals()
+        #: How many acknowledgements came from each broker.
+        self._heard: dict[NodeId, int] = {}
         #: Brokers that can be reached, in the order in which they came.
         self._up: dict[NodeId, None] = {}
 
@@ -200,7 +203,7 @@ class Publisher:
         published = self._streams.get((channel, incarnation))
         if published is None:
             entry = channel_entry(self._view.manifest, channel)
-            published = PublishedStream(self._view, entry, incarnation)
+            published = PublishedStream(self._view, entry, incarnation, self._heard)
             self._streams[channel, incarnation] = self._by_stream[published.stream] = published
         return published
 
@@ -243,6 +246,7 @@ class Publisher:
             return [Drop(DropReason.UNKNOWN_STREAM, broker)]
         if broker not in self._view.brokers:
             return [Drop(DropReason.WRONG_SENDER, broker)]
+        self._heard[broker] = self._heard.get(broker, 0) + 1
         self._refusals.served(ack.stream.channel, broker)
         return published.on_ack(broker, ack) + published.timers() + self._maybe_finish(published)
 

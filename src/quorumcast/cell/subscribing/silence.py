@@ -30,7 +30,7 @@ from quorumcast.core.patience import LATE_MS, Patience
 LOOK_MS = 250
 #: A broker may always be silent for so long, as a process is that was stopped for a moment; and no
 #: silence is longer than the second time, whatever was measured.
-LEAST_SILENCE_MS, MOST_SILENCE_MS = 4_000, 60_000
+LEAST_SILENCE_MS, MOST_SILENCE_MS = 10_000, 60_000
 #: The same for a broker that votes on other streams.
 LEAST_STALL_MS, MOST_STALL_MS = 30_000, 120_000
 #: Part of the patience after which a broker is asked.

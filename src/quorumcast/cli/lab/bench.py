@@ -212,6 +212,8 @@ def _replay_table(report: ReplayReport) -> Table:
         f"{latency.p50} ms, 99 % {latency.p99} ms; lost {report.lost}, duplicated "
         f"{report.duplicated}, altered {report.altered}, disordered {report.disordered}"
     )
+    if report.correct_suspected:
+        shown.caption += f"; correct nodes suspected: {report.correct_suspected}"
     return shown
 
 
@@ -228,6 +230,8 @@ def _single_table(report: BenchReport) -> Table:
     }
     if report.suspicions:
         facts["suspected"] = str(report.suspicions)
+    if report.correct_suspected:
+        facts["correct nodes suspected"] = str(report.correct_suspected)
     if report.evidence:
         facts["evidence"] = str(report.evidence)
     return facts_table(f"{report.policy}, {report.brokers} brokers", facts)
