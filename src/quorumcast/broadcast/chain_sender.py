@@ -10,12 +10,12 @@ that come late do not count. A stalled chain is asked for acknowledgements befor
 Suspected is
 
 - a broker next to the break that answers nothing at all, on any stream, for MOST_SILENCE_MS,
-- a broker next to a break whose neighbours answer, for the second time without progress between, if
-  the next chain, in which it stands aside, works at once,
-- the last f+1, if subscribers missed everything since the chain was chosen or a history was
-  delivered of which they missed nothing.
+- a broker next to a break whose neighbours answer, for the second time without progress between,
+  if the next chain, in which it stands aside, works at once. This does not apply while stalls vary
+  so much that the longest patience is not enough.
 
-While stalls vary so much that the longest patience is not enough, the last two do not apply.
+What subscribers missed makes nobody a suspect: a history that overtakes votes on a slow link looks
+the same to a publisher as a last broker that keeps them back.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ MOST_STALL_MS = 8 * TICK_MS
 MOST_SILENCE_MS = 10_000
 #: Breaks behind one broker, without progress between, after which it is suspected.
 BREAKS_BEFORE_SUSPICION = 2
-#: Publications that subscribers must have missed in a row.
-MISSED_BEFORE_SUSPICION = 3
 
 
 class UnansweredBreak(msgspec.Struct):
@@ -77,7 +75,6 @@ class ChainSender(FanOutSender):
         "_doubted",
         "_heard",
         "_missed",
-        "_missing_from",
         "_patience",
         "_points",
         "_stalled",
@@ -106,8 +103,6 @@ class ChainSender(FanOutSender):
         self._began = dict.fromkeys(self.order, 0)
         #: What subscribers were said to have missed when the chain was last changed for it.
         self._missed = 0
-        #: `settled` and `missed` when subscribers last missed nothing of a history on this chain.
-        self._missing_from = (0, 0)
         #: Ticks without progress on this chain, and since the last progress on any.
         self._stalls = self._stalled = 0
         #: How long chains stall while they work.
@@ -206,16 +201,11 @@ class ChainSender(FanOutSender):
     def on_ack(self, broker: NodeId, ack: Ack) -> list[Effect]:
         self._answers[broker] = None
         self._charges.pop(broker, None)
-        settled = self.settled
         effects = super().on_ack(broker, ack)
         if self.missed > self._missed:
             self._missed = self.missed
             last = self.order[-self._view.quorums.chain_reach :]
-            if self._is_nothing_received():
-                effects += [self._suspect(broker, self._done_at_tick + 1) for broker in last]
             effects += self._change_chain(last)
-        elif self.settled > settled:
-            self._missing_from = (self.settled, self.missed)
         return effects
 
     def tick(self, late_ms: int = 0) -> list[Effect]:
@@ -291,13 +281,6 @@ class ChainSender(FanOutSender):
                 effects.append(Send((broker,), self._introduction(broker)))
         return effects
 
-    def _is_nothing_received(self) -> bool:
-        """Whether subscribers got by histories alone what was settled of late."""
-        settled, missed = self._missing_from
-        lost = self.missed - missed
-        calm = self._patience.limit_ms <= LEAST_STALL_MS
-        return calm and lost >= max(MISSED_BEFORE_SUSPICION, self.settled - settled)
-
     def _suspect(self, broker: NodeId, number: int, among: tuple[NodeId, ...] = ()) -> Suspect:
         return Suspect(broker, Suspicion.BROKEN_CHAIN, self.stream, number, among)
 
@@ -347,7 +330,6 @@ class ChainSender(FanOutSender):
         self._changes += 1
         order = self.order = self._arranged(chosen)
         self._began = {broker: self._progress[broker].acked for broker in order}
-        self._missing_from = (self.settled, self.missed)
         return self._restart()
 
     def _arranged(self, chosen: list[NodeId]) -> tuple[NodeId, ...]:

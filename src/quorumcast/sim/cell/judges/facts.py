@@ -166,6 +166,8 @@ class CellFacts(kernel.Facts):
         self.erased: dict[bytes, tuple[Stream, int]] = {}
         #: The last number of a stream that may have been discarded by limits of earlier epochs.
         self._discarded: dict[Stream, int] = {}
+        #: Whether nobody is faulty and no link breaks: nodes and links are slow at most.
+        self.is_honest = False
         #: Whether an attacker on the wire alters packets.
         self.wire_tapped = False
         #: Submissions of each publisher's application: contents and time, by stream.
