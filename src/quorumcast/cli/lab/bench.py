@@ -142,7 +142,8 @@ def bench(
     """Start real processes, measure, and check that nothing was lost, repeated or altered.
 
     Exit code 1 if something was, except where a fault makes that the expected result (AB or chain
-    without history, a liar, and publishers that skip a broker: nothing can arrive).
+    without history, a liar, and publishers that skip a broker: nothing can arrive), and if without
+    a fault a node was suspected.
     """
     plan = measured.plan()
     if plan.observe and (workload is not None or suite in (FIT, SOAK, FLOODS, RETENTION)):

@@ -153,6 +153,9 @@ class CellFacts(kernel.Facts):
 
     adversary: CellAdversary
 
+    #: Whether nobody is faulty and no link breaks: nodes and links are slow at most.
+    is_honest = False
+
     def __init__(self, manifest: Manifest, adversary: CellAdversary) -> None:
         super().__init__(adversary)
         self.manifest = manifest
@@ -166,8 +169,6 @@ class CellFacts(kernel.Facts):
         self.erased: dict[bytes, tuple[Stream, int]] = {}
         #: The last number of a stream that may have been discarded by limits of earlier epochs.
         self._discarded: dict[Stream, int] = {}
-        #: Whether nobody is faulty and no link breaks: nodes and links are slow at most.
-        self.is_honest = False
         #: Whether an attacker on the wire alters packets.
         self.wire_tapped = False
         #: Submissions of each publisher's application: contents and time, by stream.
