@@ -456,11 +456,11 @@ def test_chain_out_ticks_that_come_late_are_no_stall() -> None:
 
 def test_chain_out_patience_follows_the_stalls_that_were_measured() -> None:
     sender = chain_out()
+    order = sender.order
     for number in range(1, 5):
         sender.submit((b"a",))
         for broker in BROKERS[:2]:
             sender.on_ack(broker, ack(number))
-        order = sender.order
         sender.tick()
         sender.on_ack(B3, ack(number))
         assert sender.tick() == []

@@ -88,7 +88,6 @@ class Acceptor:
         "_pending_bytes",
         "_ranges",
         "_rule",
-        "_split_by",
         "_window",
         "is_split",
         "last_vote",
@@ -109,8 +108,6 @@ class Acceptor:
         may_split: int | None = None,
     ) -> None:
         self.stream = stream
-        #: Others that may be to blame where brokers differ: a publisher that may lie to them.
-        self._split_by = () if may_split is None else (stream.publisher,)
         #: So many brokers may lie (f), on a channel whose publisher can make correct ones differ.
         self._liars = may_split
         #: Brokers that voted for something else than what was accepted, until they are more than f:
@@ -260,9 +257,10 @@ class Acceptor:
         if self.accepted_run(first, len(digests) // DIGEST_SIZE) == digests:
             return []
         return [
-            self._suspect(broker, Suspicion.DISSENT, number)
+            told
             for number, digest in enumerate(split_digests(digests), first)
             if self._accepted.get(number, digest) != digest
+            for told in self._dissents(broker, number)
         ]
 
     def _vote_in_range(
@@ -396,32 +394,34 @@ class Acceptor:
             effects.append(
                 Deliver(self.stream, number, digest, body, votes, dissent, span.by_history)
             )
-            if dissent:
-                effects += self._on_dissent(dissent, number)
+            effects += [told for broker in dissent for told in self._dissents(broker, number)]
         self.next = span.first + span.count
         while len(self._accepted) > self._keep:
             self._accepted.popitem(last=False)
         return effects
 
-    def _on_dissent(self, dissent: tuple[NodeId, ...], number: int) -> list[Effect]:
-        """Suspect those who dissent, or their publisher once."""
-        told = [self._suspect(broker, Suspicion.DISSENT, number) for broker in dissent]
-        return [*told[-1:]] if self.is_split else [*told]
-
-    def _suspect(self, broker: NodeId, reason: Suspicion, number: int) -> Suspect:
+    def _dissents(self, broker: NodeId, number: int) -> list[Suspect]:
         """Suspect a broker that differs from the others, or its publisher.
 
-        Once more than f brokers have differed the publisher equivocates, and what any broker said
-        of this stream says nothing about the broker.
+        If either may be to blame, all dissent of one broker on this stream is one suspicion: it
+        does not grow more certain with every number. Once more than f brokers have differed the
+        publisher equivocates.
         """
+        if self._liars is None or self.is_split:
+            return [self._suspect(broker, Suspicion.DISSENT, number)]
+        if broker in self._dissenters:
+            return []
+        self._dissenters[broker] = None
+        self.is_split = len(self._dissenters) > self._liars
+        return [self._suspect(broker, Suspicion.DISSENT, number)]
+
+    def _suspect(self, broker: NodeId, reason: Suspicion, number: int) -> Suspect:
         if self._liars is None:
             return Suspect(broker, reason, self.stream, number)
-        if reason is Suspicion.DISSENT and not self.is_split:
-            self._dissenters[broker] = None
-            self.is_split = len(self._dissenters) > self._liars
         if self.is_split:
+            # What any broker said of this stream says nothing about the broker.
             return Suspect(self.stream.publisher, Suspicion.SPLIT, self.stream, number)
-        return Suspect(broker, reason, self.stream, number, (broker, *self._split_by))
+        return Suspect(broker, reason, self.stream, number, (broker, self.stream.publisher))
 
     def skip_to(self, number: int) -> None:
         """Give up on what nobody holds any longer."""
