@@ -4,7 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from quorumcast.bench.faults import FaultRow, plans, run_faults
-from quorumcast.bench.plan import CRASHES, BenchPlan, BenchReport, LatencySample
+from quorumcast.bench.plan import (
+    CRASHES,
+    BenchPlan,
+    BenchReport,
+    LatencySample,
+    Suspicions,
+    suspicions_of_correct,
+)
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.cell.catalogue import CATALOGUE
 
@@ -63,6 +70,16 @@ def test_faults_suite_leaves_out_what_the_policy_does_not_promise() -> None:
     assert f"drop{SKIPPING}" not in plans(BenchPlan(policy="ab"))
     assert "drop" in plans(BenchPlan(policy="ab"))
     assert "alter" not in plans(BenchPlan(policy="direct-crash"))
+
+
+def test_report_of_an_honest_run_in_which_a_node_was_suspected_is_not_sound() -> None:
+    told: Suspicions = {"broker-1": {"silent": 2}, "broker-2": {"silent": 1, "dissent": 4}}
+    wrong = suspicions_of_correct(told, ["broker-2"])
+    assert wrong == {"silent": 2}
+    honest, faulty = BenchPlan(policy="ab"), BenchPlan(policy="ab", fault="alter")
+    assert report(honest, 1.0).sound(honest)
+    assert not report(honest, 1.0, correct_suspected=wrong).sound(honest)
+    assert report(faulty, 1.0, correct_suspected=wrong).sound(faulty)
 
 
 def test_faults_suite_with_a_fault_measures_it_alone() -> None:

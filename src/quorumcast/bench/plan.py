@@ -396,15 +396,21 @@ class BenchReport(msgspec.Struct, kw_only=True):
     by_history: int
     suspicions: Suspicions
     evidence: int
+    #: Suspicions of correct nodes, by reason.
+    correct_suspected: dict[str, int] = msgspec.field(default_factory=dict)
     trace: str = ""
     observe: str = ""
     #: The delays that were put into the links.
     weather: str = ""
 
     def sound(self, plan: BenchPlan) -> bool:
-        """Whether the cell kept what it promises under this plan."""
+        """Whether the cell kept what it promises under this plan.
+
+        Without a fault, nobody is to be suspected.
+        """
         wrong = self.duplicated or self.altered or self.disordered
-        return not wrong and (self.lost == 0 or not plan.promises_delivery())
+        calm = bool(plan.fault) or not self.correct_suspected
+        return not wrong and calm and (self.lost == 0 or not plan.promises_delivery())
 
 
 def totals(reports: Iterable[object], *counters: str) -> dict[str, Any]:
@@ -417,6 +423,13 @@ def median_latency(reports: Iterable[BenchReport]) -> float | None:
     """The median of several runs' median latencies."""
     found = [report.latency_ms.p50 for report in reports if report.latency_ms.p50 is not None]
     return median(found) if found else None
+
+
+def suspicions_of_correct(suspicions: Suspicions, faulty: Iterable[str]) -> dict[str, int]:
+    """How often each reason was given for suspecting a node that is not faulty."""
+    liars = frozenset(faulty)
+    wrong = [reasons for suspect, reasons in suspicions.items() if suspect not in liars]
+    return dict(sum(map(Counter, wrong), Counter[str]()))
 
 
 def merge_suspicions(parts: Iterable[Mapping[Any, Mapping[str, int]]]) -> Suspicions:

@@ -36,6 +36,7 @@ from quorumcast.bench.plan import (
     Suspicions,
     WorkerResult,
     merge_suspicions,
+    suspicions_of_correct,
     totals,
 )
 from quorumcast.cell import CELL_SYSTEM
@@ -423,6 +424,13 @@ class Bench:
         statuses = [self._cluster.status(broker)["suspicions"] for broker in correct]
         return merge_suspicions([*(result.suspicions for result in results), *statuses])
 
+    def _faulty(self) -> list[str]:
+        """The nodes that misbehave or are killed."""
+        plan = self.plan
+        extra = [plan.name_of(*worker) for worker in plan.workers() if plan.is_extra(*worker)]
+        liars = [plan.name_of("publisher", i) for i in range(plan.publishers) if plan.skips]
+        return [*plan.faulty_brokers(self._brokers), *extra, *liars]
+
     def _report(
         self, warm: Sample, stop: Sample, results: list[WorkerResult], suspicions: Suspicions
     ) -> BenchReport:
@@ -457,6 +465,7 @@ class Bench:
             lost=sum(published - result.accepted for result in subscribers),
             **totals(subscribers, "duplicated", "altered", "disordered", "by_history"),
             suspicions=suspicions,
+            correct_suspected=suspicions_of_correct(suspicions, self._faulty()),
             evidence=sum(result.evidence for result in results) + by_brokers,
             trace=plan.trace,
             observe=plan.observe,

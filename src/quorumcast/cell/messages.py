@@ -102,12 +102,14 @@ class Unsubscribe(Message, frozen=True, array_like=True):
 class Positions(Message, frozen=True, array_like=True):
     """The answer to a subscription: every stream of the channel that this broker knows.
 
-    `join` is that of the `Subscribe` that it answers.
+    `join` is that of the `Subscribe` that it answers, and so is `bodies`: whether votes come with
+    contents from here on.
     """
 
     channel: ChannelName
     positions: Annotated[tuple[Position, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
     join: Count = 0
+    bodies: bool = False
 
 
 class Vote(Message, frozen=True, array_like=True):

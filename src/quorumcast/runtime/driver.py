@@ -303,7 +303,7 @@ class Driver:
             return
         del self._due[timer]
         if self._postponed is None or isinstance(timer, self._running):
-            self.feed(TimerFired(timer))
+            self.feed(TimerFired(timer, max(0, int((self._loop.time() - due) * 1000))))
         else:
             self._postponed[timer] = None
 

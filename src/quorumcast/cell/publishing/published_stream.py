@@ -6,6 +6,7 @@ It cuts what is submitted into runs and decides when a history is due.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from quorumcast.broadcast.application import Acknowledged
 from quorumcast.broadcast.chain_sender import ChainSender
@@ -76,7 +77,13 @@ class PublishedStream:
         "tail_set",
     )
 
-    def __init__(self, view: View, entry: ChannelEntry, incarnation: int) -> None:
+    def __init__(
+        self,
+        view: View,
+        entry: ChannelEntry,
+        incarnation: int,
+        heard: Mapping[NodeId, int] | None = None,
+    ) -> None:
         self.stream = Stream(entry.name, view.me, incarnation)
         if self.stream.line is not None:
             # A resumed stream belongs to the client, whichever seat it has this time.
@@ -93,7 +100,7 @@ class PublishedStream:
         if protocol is not None:
             self.data = protocol.sender(self.stream, view, policy, history)
         elif policy.chained:
-            self.data = ChainSender(self.stream, view, policy, history)
+            self.data = ChainSender(self.stream, view, policy, history, heard)
         elif policy.total:
             kind = OfferSender if self.stream.line is None else ResumedSender
             self.data = kind(self.stream, view, policy)
@@ -258,7 +265,9 @@ class PublishedStream:
     def timers(self) -> list[Effect]:
         """Keep the timers going as long as there is something to wait for."""
         effects: list[Effect] = []
-        if not self.retransmitting and any(sender.unfinished for sender in self.senders):
+        if not self.retransmitting and any(
+            sender.unfinished or sender.watches for sender in self.senders
+        ):
             self.retransmitting = True
             effects.append(SetTimer(Retransmit(self.stream), RETRANSMIT_MS))
         if self.history is not None and self._uncovered and not self.tail_set:

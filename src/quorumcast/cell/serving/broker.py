@@ -521,7 +521,9 @@ class Broker:
         nothing = all(position.next == 1 for position in held)
         if nothing and self._sequencers.is_behind(channel):
             return []  # it cannot tell where the order begins; the subscriber asks again
-        effects: list[Effect] = [Send((sender,), Positions(channel, held, message.join))]
+        effects: list[Effect] = [
+            Send((sender,), Positions(channel, held, message.join, message.bodies))
+        ]
         for stream, first in {cursor.stream: cursor.next for cursor in message.cursors}.items():
             served = self._served.with_lane(stream)
             if served is not None and stream.channel == channel:

@@ -2,8 +2,10 @@
 
 Every broker votes; one of them, the *source*, also sends the bodies. Missing bodies are pulled from
 brokers that voted for them, then from any broker. A source is replaced if pulls had to make up for
-it a few times in a row, whether it withholds bodies, is slow or has other contents; only the first
-makes it a suspect.
+it a few times, whether it withholds bodies, is slow or has other contents; only the first makes it
+a suspect. It withholds bodies if it votes without them again and again after its `Positions` said
+that it knows that it is the source: votes that were under way before, or whose bodies found no room
+here, say nothing about it.
 
 A source whose bodies come before any pull, but always last, delays everything as well, because
 publications are delivered in order. It is replaced if its bodies were missing at many looks in a
@@ -68,20 +70,21 @@ class Fetcher:
         """Choose the first source among the brokers that can be reached."""
         up = [broker for broker in self._view.brokers if broker in self._up]
         if up:
-            interest.source = first_source(self._view.me, up)
+            interest.use_source(first_source(self._view.me, up))
 
     def change_source(self, interest: Interest) -> list[Effect]:
         """Make the next broker that can be reached the source."""
         brokers = [b for b in self._view.brokers if b in self._up or b == interest.source]
         old = interest.source
         if old is None or len(brokers) < 2:
-            interest.source = None if old not in self._up else old
+            if old not in self._up:
+                interest.use_source(None)
             return []
-        interest.source = brokers[(brokers.index(old) + 1) % len(brokers)]
-        interest.source_withheld = interest.source_late = 0
+        source = brokers[(brokers.index(old) + 1) % len(brokers)]
+        interest.use_source(source)
         return [
             Send((broker,), interest.subscribe_to(broker))
-            for broker in (old, interest.source)
+            for broker in (old, source)
             if broker in self._up
         ]
 
@@ -151,11 +154,12 @@ class Fetcher:
                 asked = max(asked, last)
         interest.pulls[stream] = (pulls, asked)
         source = interest.source
-        if acceptor.voted(source, lacking[0]) and not interest.chained(stream.lane):
+        if interest.owes_bodies(acceptor, lacking[0]):
             # The body should have come with its vote. (On a chain the last broker sends bodies.)
             interest.source_withheld += 1
+            interest.source_bare += interest.withholds(acceptor, lacking[0])
         if source is not None and interest.source_withheld >= PULLS_BEFORE_CHANGE:
-            if source in voters:
+            if interest.source_bare >= PULLS_BEFORE_CHANGE:
                 effects.append(Suspect(source, Suspicion.WITHHOLDS, stream, lacking[0]))
             effects += self.change_source(interest)
         elif pulls % PULLS_BEFORE_CHANGE == 0:

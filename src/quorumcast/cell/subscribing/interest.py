@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from quorumcast.broadcast.acceptance import Acceptor, rules_for
 from quorumcast.broadcast.application import DeliverGap, Refused
 from quorumcast.broadcast.messages import Cursor
@@ -25,9 +27,10 @@ from quorumcast.cell.naming import name_in_turn
 from quorumcast.cell.subscribing.archive import Archive
 from quorumcast.cell.subscribing.excerpt import FIRST_SPAN, Excerpt, Spans
 from quorumcast.cell.subscribing.reports import Reports
+from quorumcast.cell.subscribing.silence import SilenceWatch
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_ENDED
-from quorumcast.core.machine import Effect, Suspect, Suspicion
+from quorumcast.core.machine import Effect, Send
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.view import View
 
@@ -38,8 +41,6 @@ QUIET_TICKS = 8
 #: Refreshes, about eight seconds, for which a broker that does not answer may still hold numbers
 #: that others dropped. Where one broker suffices, all subscribers would wait for a dead one.
 PATIENT_TICKS = 32
-#: Refreshes during which a broker may lag before it is suspected of silence.
-SILENT_TICKS = 6
 
 
 class Interest:
@@ -48,11 +49,12 @@ class Interest:
     __slots__ = (
         "_doubts",
         "_floor",
-        "_lagging",
         "_lost",
         "_named",
         "_named_from",
+        "_owed_from",
         "_rules",
+        "_silence",
         "_since",
         "_start",
         "_unnamed",
@@ -72,6 +74,7 @@ class Interest:
         "requested",
         "seen",
         "source",
+        "source_bare",
         "source_late",
         "source_withheld",
         "sources_replaced",
@@ -87,6 +90,7 @@ class Interest:
         since: int = 0,
         excerpt: Excerpt | None = None,
         join: int = 0,
+        heard: dict[NodeId, int] | None = None,
     ) -> None:
         self.channel: Channel = entry.name
         self.entry = entry
@@ -128,12 +132,17 @@ class Interest:
         #: How often the source voted without the body, which had to be pulled; at how many looks in
         #: a row its bodies were missing; and how many sources were replaced for that.
         self.source_withheld = self.source_late = self.sources_replaced = 0
+        #: How often in a row the source voted without a body that it owed.
+        self.source_bare = 0
+        #: The first number of each stream with which the source owes bodies; None while it need not
+        #: know that it is the source. Streams that begin later count from 1.
+        self._owed_from: dict[Stream, int] | None = None
         #: Cursors at the last request for a replay, to know when to ask for more.
         self.requested: dict[Stream, int] = {}
         #: How often bodies of a stream were pulled in a row, and up to which number.
         self.pulls: dict[Stream, tuple[int, int]] = {}
-        #: For how many refreshes a broker has not voted although others did.
-        self._lagging: dict[NodeId, int] = {}
+        #: Which brokers do not vote although others did.
+        self._silence = SilenceWatch({} if heard is None else heard)
         #: `next` per stream at the last refresh, and refreshes since something moved.
         self.seen: dict[Stream, int] = {}
         self.ticks = 0
@@ -149,14 +158,14 @@ class Interest:
         """Go on in a new epoch; publishers without the right to publish are dropped."""
         members = self._view.brokers
         self._rules = rules_for(self._view.quorums, self.entry.policy, members)
-        self._lagging = {b: self._lagging[b] for b in members if b in self._lagging}
+        self._silence.retain(members)
         self.reports.forget_gone()
         for data, named in list(self._named.items()):
             self._named[data] = {broker: None for broker in named if broker in members}
             if not self._named[data]:
                 del self._named[data]
         if self.source not in members:
-            self.source = None
+            self.use_source(None)
         for acceptor in self.acceptors.values():
             acceptor.recount(self._rules[acceptor.stream.lane], members)
         for archive in self.archives.values():
@@ -169,6 +178,7 @@ class Interest:
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
         sizes = {"acceptors": len(self.acceptors), "named": len(self._named)}
+        sizes.update(self._silence.sizes(), owed_from=len(self._owed_from or ()))
         parts = [(stream, acceptor.sizes()) for stream, acceptor in self.acceptors.items()]
         parts += [(stream, archive.sizes()) for stream, archive in self.archives.items()]
         for stream, part in parts:
@@ -196,7 +206,9 @@ class Interest:
 
     def reconnected(self, broker: NodeId) -> None:
         """Forget what a broker reported, and that it lagged: it may have restarted."""
-        self._lagging.pop(broker, None)
+        self._silence.forget(broker)
+        if broker == self.source:
+            self._owed_from = None
         if not self.begun:
             self.reports.forget(broker)
 
@@ -209,10 +221,41 @@ class Interest:
             return False, []
         held = {p.stream: p for p in message.positions if self._relevant(p.stream)}
         self.reports.replace(broker, held)
+        if broker == self.source:
+            self._note_source(broker, knows=message.bodies)
         if not self.begun:
             return self._maybe_begin()
         fresh = [stream for stream in held if self.name(broker, stream)]
         return bool(fresh), self._gaps(held)
+
+    def _note_source(self, source: NodeId, *, knows: bool) -> None:
+        """Note whether the source knows that it is one, and what it voted on before."""
+        if knows and self._owed_from is None:
+            voted = {s: a.last_vote.get(source, 0) for s, a in self.acceptors.items()}
+            self._owed_from = {stream: number + 1 for stream, number in voted.items()}
+        elif not knows:
+            self._owed_from = None
+
+    def owes_bodies(self, acceptor: Acceptor, number: int) -> bool:
+        """Whether the source should have sent the body of a number with its vote.
+
+        Not if it voted before it knew that it is the source, or if the body came and there was no
+        room for it here. A source that does not say that it knows owes everything.
+        """
+        if self.chained(acceptor.stream.lane) or not acceptor.voted(self.source, number):
+            return False
+        owed_from = 1 if self._owed_from is None else self._owed_from.get(acceptor.stream, 1)
+        return number >= owed_from and number > acceptor.refused
+
+    def withholds(self, acceptor: Acceptor, number: int) -> bool:
+        """Whether the source knowingly voted for a decided number without its body."""
+        return self._owed_from is not None and self.source in acceptor.voters(number)
+
+    def use_source(self, source: NodeId | None) -> None:
+        """Take bodies from another broker from now on."""
+        self.source = source
+        self.source_withheld = self.source_late = self.source_bare = 0
+        self._owed_from = None
 
     def _maybe_begin(self) -> tuple[bool, list[Effect]]:
         if len(self.reports) < self._view.quorums.responders:
@@ -343,13 +386,14 @@ class Interest:
 
     def _accept_from(self, stream: Stream, first: int) -> None:
         limits = self.entry.policy.limits
+        splits = self.entry.policy.may_split and stream.lane is Lane.DATA
         self.acceptors[stream] = Acceptor(
             stream,
             first,
             self._rules[stream.lane],
             self._view.hash,
             limits,
-            may_split=self.entry.policy.may_split and stream.lane is Lane.DATA,
+            may_split=self._view.quorums.f if splits else None,
         )
         if stream.lane is Lane.DATA:
             self.archives[stream] = Archive(stream, self._view, limits)
@@ -369,6 +413,9 @@ class Interest:
         """Follow a stream no more; what is missing of it is a gap."""
         acceptor, end = self.acceptors.pop(stream), max(end, self.ends.pop(stream, 0))
         self.archives.pop(stream, None)
+        self._silence.end(stream)
+        if self._owed_from is not None:
+            self._owed_from.pop(stream, None)
         self.pulls.pop(stream, None)
         self._named_from.pop(stream, None)
         self._unnamed.pop(stream, None)
@@ -454,31 +501,25 @@ class Interest:
         due = quiet or self.ticks & (self.ticks - 1) == 0
         return not moved and ((stuck and due) or quiet)
 
-    def notice_silence(self) -> list[Effect]:
+    def notice_silence(self, late_ms: int) -> list[Effect]:
         """Suspect brokers that do not vote on what others voted on before the last refresh.
 
         Not on a chain: there only the last brokers send to subscribers.
         """
-        effects: list[Effect] = []
-        for broker in () if self.entry.policy.chained else self._view.brokers:
-            stream = self._silent_on(broker)
-            if stream is None:
-                self._lagging.pop(broker, None)
-                continue
-            self._lagging[broker] = self._lagging.get(broker, 0) + 1
-            if self._lagging[broker] == SILENT_TICKS:
-                effects.append(Suspect(broker, Suspicion.SILENT, stream, self.seen[stream] - 1))
+        if self.entry.policy.chained:
+            return []
+        ask, effects = self._silence.look(
+            self._view.brokers,
+            {stream: number - 1 for stream, number in self.seen.items()},
+            self.acceptors,
+            lambda stream, number: self.reports.kept(stream) > number,
+            late_ms,
+        )
+        for broker, numbers in ask.items():
+            cursors = name_in_turn([Cursor(*cursor) for cursor in numbers.items()])
+            asked = msgspec.structs.replace(self.subscribe_to(broker), cursors=cursors)
+            effects.append(Send((broker,), asked))
         return effects
-
-    def _silent_on(self, broker: NodeId) -> Stream | None:
-        """A stream on which a broker has not voted for what was accepted by the last refresh."""
-        for stream, acceptor in self.acceptors.items():
-            last = self.seen.get(stream, 0) - 1
-            # Numbers before the start were never voted on here: they say nothing about anybody.
-            voted = acceptor.last_vote.get(broker, 0)
-            if stream.lane is Lane.DATA and acceptor.start <= last and voted < last:
-                return stream
-        return None
 
     def next_span(self, acceptor: Acceptor) -> tuple[int, int] | None:
         """The next span to ask for, in a total order of which brokers hold more."""

@@ -33,6 +33,7 @@ from quorumcast.cell.subscribing.excerpt import ALL_VOTES_MS, Excerpt, SkippedBr
 from quorumcast.cell.subscribing.fetching import Fetcher, PullDue
 from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.cell.subscribing.recalling import RecallDue, Recaller, positioned
+from quorumcast.cell.subscribing.silence import LOOK_MS
 from quorumcast.core.ids import (
     DIGEST_SIZE,
     Channel,
@@ -65,7 +66,7 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.view import View
 
-REFRESH_MS = 250
+REFRESH_MS = LOOK_MS
 
 
 class Refresh(Timer, frozen=True, tag=True):
@@ -80,6 +81,7 @@ class Subscriber:
     __slots__ = (
         "_accusations",
         "_fetcher",
+        "_heard",
         "_interests",
         "_joins",
         "_recaller",
@@ -94,6 +96,8 @@ class Subscriber:
         self._accusations = Accusations(view)
         #: One interest per channel joined.
         self._interests: dict[Channel, Interest] = {}
+        #: How often new votes of each broker were seen (`silence`).
+        self._heard: dict[NodeId, int] = {}
         #: How many subscriptions there were.
         self._joins = 0
         #: Brokers that can be reached, in the order in which they came.
@@ -135,8 +139,8 @@ class Subscriber:
                 return self._on_refuse(event.sender, message)
             case Receive():
                 return [Drop(DropReason.UNEXPECTED, event.sender)]
-            case TimerFired(timer=Refresh(channel=channel)):
-                return self._on_refresh(channel)
+            case TimerFired(timer=Refresh(channel=channel), late_ms=late_ms):
+                return self._on_refresh(channel, late_ms)
             case TimerFired(timer=PullDue(stream=stream)):
                 return self._fetcher.on_pull_due(self._interests.get(stream.channel), stream)
             case TimerFired(timer=RecallDue(channel=channel)):
@@ -218,7 +222,9 @@ class Subscriber:
         excerpt = None
         if join.until:
             excerpt = Excerpt(join.until, entry.policy.limits, self._skipped)
-        interest = Interest(self._view, entry, join.start, join.since, excerpt, join=self._joins)
+        interest = Interest(
+            self._view, entry, join.start, join.since, excerpt, join=self._joins, heard=self._heard
+        )
         self._joins += 1
         self._interests[channel] = interest
         self._fetcher.choose_source(interest)
@@ -286,6 +292,8 @@ class Subscriber:
         chained = interest.chained(stream.lane)
         if chained != bool(vote.order) or (chained and not self._is_chain(vote.order)):
             return [Drop(DropReason.BAD_CHAIN, sender)]
+        if interest.source_bare and event.bodies and sender == interest.source:
+            interest.source_bare = 0
         effects = acceptor.vote(sender, vote.first, vote.digests, event.bodies, vote.order)
         for voucher in vote.vouchers:
             if voucher.reader != self._view.me or voucher.author not in vote.order:
@@ -435,7 +443,7 @@ class Subscriber:
         anew = anew and bool(interest.acceptors) and not interest.finished
         return effects + (self._ask_all(interest) if anew else [])
 
-    def _on_refresh(self, channel: Channel) -> list[Effect]:
+    def _on_refresh(self, channel: Channel, late_ms: int) -> list[Effect]:
         interest = self._interests.get(channel)
         if interest is None:
             return []
@@ -447,7 +455,7 @@ class Subscriber:
                 for broker in self._up
                 if broker not in interest.reports
             ]
-        effects += interest.notice_silence()
+        effects += interest.notice_silence(late_ms)
         for stream, acceptor in list(interest.acceptors.items()):
             if stream.lane is Lane.HISTORY and acceptor.stuck:
                 effects += self._advance(interest, acceptor)

@@ -181,7 +181,8 @@ def bench(
     """Start real processes, measure, and check that nothing was lost, repeated or altered.
 
     Exit code 1 if something was, except where a fault makes that the expected result (AB or chain
-    without history, a liar, and publishers that skip a broker: there are too few votes).
+    without history, a liar, and publishers that skip a broker: there are too few votes), and if
+    without a fault a node was suspected.
     """
     plan = measured.plan()
     counted = msgspec.structs.replace(plan, events=events)
@@ -255,6 +256,8 @@ def _replay_table(report: ReplayReport) -> Table:
         f"{latency.p50} ms, 99 % {latency.p99} ms; lost {report.lost}, duplicated "
         f"{report.duplicated}, altered {report.altered}, disordered {report.disordered}"
     )
+    if report.correct_suspected:
+        shown.caption += f"; correct nodes suspected: {report.correct_suspected}"
     return shown
 
 
@@ -274,6 +277,8 @@ def _single_table(report: BenchReport) -> Table:
         facts["delay of links"] = report.weather
     if report.suspicions:
         facts["suspected"] = str(report.suspicions)
+    if report.correct_suspected:
+        facts["correct nodes suspected"] = str(report.correct_suspected)
     if report.evidence:
         facts["evidence"] = str(report.evidence)
     return facts_table(f"{report.policy}, {report.brokers} brokers", facts)

@@ -51,6 +51,18 @@ def promises_validity(plan: CellPlan) -> bool:
     return plan.policy.live or not (plan.doomed or crashed)
 
 
+#: Acts after which nodes and links are as before, except for delays.
+HARMLESS = frozenset(
+    ("submit", "join", "read", "leave", "prove", "extract", "recall", "pause", "resume")
+)
+
+
+def is_honest(plan: CellPlan) -> bool:
+    """Whether nodes and links are slow at most."""
+    calm = not (plan.corruptions or plan.doomed or plan.weather.corruption or plan.weather.replay)
+    return calm and all(act.what in HARMLESS for act in plan.acts)
+
+
 class CellRun(Run[CellPlan, CellWorld]):
     """The execution of one plan for a cell."""
 
@@ -77,6 +89,7 @@ class CellRun(Run[CellPlan, CellWorld]):
             most_faulty=max([plan.f, *(a.amount for a in plan.acts if a.what == "faults")]),
         )
         world.facts.gaps_allowed = plan.gaps_allowed
+        world.facts.is_honest = is_honest(plan)
         late = [act.node for act in plan.acts if act.what == "faults" and act.node]
         world.facts.honest_yet = dict.fromkeys(late)
         amounts = [act.amount for act in plan.acts if act.what == "retain"]

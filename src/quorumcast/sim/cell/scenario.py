@@ -61,6 +61,7 @@ HARMS: dict[str, Callable[[Draft], None]] = {
     "restarting-clients": clients.draw_client_crashes,
     "blackout": world.draw_blackout,
     "pause": world.draw_pauses,
+    "lag": world.draw_lag,
     "rolling": world.draw_rolling,
     "members": draw_members,
     "latecomers": _draw_latecomers,
@@ -93,7 +94,7 @@ def draw(
         draw_fault(draft, draft.adversary)
     else:
         harm(draft)
-    if extras and draft.adversary != "none":
+    if extras and draft.adversary not in ("none", "lag"):
         draw_extras(draft)
     clients.draw_resumptions(draft)
     if extras and draft.adversary != "none":

@@ -320,11 +320,12 @@ class SimulatedNode:
         # the old one.
         self._settings += 1
         setting = self._timers[key] = self._settings
+        due = self._scheduler.now + max(effect.after_ms, 0)
 
         def fire() -> None:
             if self._timers.get(key) == setting:
                 del self._timers[key]
-                self.feed(TimerFired(effect.timer), copy)
+                self.feed(TimerFired(effect.timer, self._scheduler.now - due), copy)
 
         self.after(effect.after_ms, fire)
 

@@ -20,7 +20,7 @@ from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry
 from quorumcast.manifest.policy import POLICY_NAMES, Policy, like_of
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
-from quorumcast.sim.cell.harm import ADVERSARIES, JOURNALED, LONG, applicable, entry_of
+from quorumcast.sim.cell.harm import ADVERSARIES, BY_NAME, JOURNALED, LONG, applicable, entry_of
 from quorumcast.sim.cell.plan import small_limits
 from quorumcast.sim.kernel.plan import Act, Corruption
 
@@ -129,7 +129,7 @@ def _pairs(policy: str | None, adversary: str | None) -> tuple[tuple[str, str], 
         (rules.name, a)
         for rules in map(Policy.named, POLICY_NAMES if policy is None else (policy,))
         for a in (ADVERSARIES if adversary is None else (adversary,))
-        if applicable(a, rules)
+        if applicable(a, rules) and (a == adversary or a not in BY_NAME)
     )
 
 

@@ -145,6 +145,8 @@ def _of_subscribers(manifest: Manifest, limits: Limits, *, alpha: int) -> dict[s
     return {
         "interests": len(channels),
         "pulling": followed,
+        "debts": followed * len(brokers),
+        "owed_from": followed,
         "recalled": MAX_RECALLED,
         "acceptors": followed // len(channels),
         "named": len(brokers) * len(clients) * (limits.streams_per_publisher + MAX_ENDED),

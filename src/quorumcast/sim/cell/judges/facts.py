@@ -153,6 +153,9 @@ class CellFacts(kernel.Facts):
 
     adversary: CellAdversary
 
+    #: Whether nobody is faulty and no link breaks: nodes and links are slow at most.
+    is_honest = False
+
     def __init__(self, manifest: Manifest, adversary: CellAdversary) -> None:
         super().__init__(adversary)
         self.manifest = manifest
