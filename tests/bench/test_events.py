@@ -46,6 +46,8 @@ def test_block_as_batch_has_the_same_payloads(count: int, size: int) -> None:
     block = make_block(3, 1, count, size, 99)
     assert as_batch(block, size).column(0).to_pylist() == split(block, size)
     assert sent_times(block, size, 1) == [99] * count
+    later = make_block(3, count + 1, 1, size, 100)
+    assert sent_times(block + later, size, count) == [99, 100]
 
 
 @pytest.mark.parametrize("size", [56, 57])

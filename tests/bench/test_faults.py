@@ -4,7 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from quorumcast.bench.faults import FaultRow, plans, run_faults
-from quorumcast.bench.plan import CRASHES, BenchPlan, BenchReport, LatencySample
+from quorumcast.bench.plan import (
+    CRASHES,
+    BenchPlan,
+    BenchReport,
+    LatencySample,
+    Suspicions,
+    suspicions_of_correct,
+)
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.cell.catalogue import CATALOGUE
 
@@ -15,8 +22,8 @@ def report(plan: BenchPlan, rate: float, **figures: object) -> BenchReport:
     empty = BenchReport(
         policy=plan.policy, alpha=plan.channel_policy().alpha, alpha_max=0,
         brokers=plan.brokers, f=1, publishers=1,
-        subscribers=1, channels=1, size=56, batch=1, fault=plan.fault, seconds=1.0,
-        publications_per_s=rate, events_per_s=rate, latency_ms=LatencySample(),
+        subscribers=1, channels=1, size=56, batch=1, fault=plan.fault, percent=plan.percent,
+        seconds=1.0,        publications_per_s=rate, events_per_s=rate, latency_ms=LatencySample(),
         cpu_us_per_event=100.0, cpu_us_per_event_by_role={},
         published=10, delivered=10, lost=0, duplicated=0, altered=0,
         disordered=0, by_history=0, suspicions={}, evidence=0,
@@ -42,6 +49,14 @@ def lines(machine: Machine, plan: BenchPlan, runs: int = 1) -> dict[str, FaultRo
     return {line.fault: line for line in run_faults(plan, runs, run=machine.run)}
 
 
+def test_faults_suite_with_a_percentage_makes_plans_that_can_be_run() -> None:
+    machine = Machine()
+    run_faults(BenchPlan(percent=40, seconds=1.0), 1, run=machine.run)
+    for plan in machine.asked:
+        plan.check()
+    assert {plan.percent for plan in machine.asked if plan.fault not in ("", *CRASHES)} == {40}
+
+
 def test_faults_suite_has_every_fault_that_the_policy_withstands_and_crashes() -> None:
     machine = Machine()
     found = lines(machine, BenchPlan(policy="ab+history"))
@@ -55,6 +70,16 @@ def test_faults_suite_leaves_out_what_the_policy_does_not_promise() -> None:
     assert f"drop{SKIPPING}" not in plans(BenchPlan(policy="ab"))
     assert "drop" in plans(BenchPlan(policy="ab"))
     assert "alter" not in plans(BenchPlan(policy="direct-crash"))
+
+
+def test_report_of_an_honest_run_in_which_a_node_was_suspected_is_not_sound() -> None:
+    told: Suspicions = {"broker-1": {"silent": 2}, "broker-2": {"silent": 1, "dissent": 4}}
+    wrong = suspicions_of_correct(told, ["broker-2"])
+    assert wrong == {"silent": 2}
+    honest, faulty = BenchPlan(policy="ab"), BenchPlan(policy="ab", fault="alter")
+    assert report(honest, 1.0).sound(honest)
+    assert not report(honest, 1.0, correct_suspected=wrong).sound(honest)
+    assert report(faulty, 1.0, correct_suspected=wrong).sound(faulty)
 
 
 def test_faults_suite_with_a_fault_measures_it_alone() -> None:

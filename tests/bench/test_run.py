@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ import pytest
 from tests.runtime.world import PATIENCE_S, eventually
 
 from quorumcast.bench.plan import CRASHES, BenchPlan
-from quorumcast.bench.run import latency, run_bench
+from quorumcast.bench.run import Bench, latency, run_bench
 from quorumcast.core.errors import UsageError
 from quorumcast.runtime import digests
 from quorumcast.runtime.digests import choose_digest
@@ -37,17 +38,18 @@ def brief(**settings: object) -> BenchPlan:
     "plan",
     [
         brief(policy="ab", subscribers=2),
-        brief(policy="ab+history", batch=0, publishers=2, channels=2),
+        brief(policy="ab+history", batch=0, publishers=2, channels=2, events=301),
         brief(policy="brb", size=57),
-        brief(policy="chain"),
+        brief(policy="chain", mac="hmac-md5", digest="md5"),
         brief(policy="direct", brokers=3, batch=100),
-        brief(policy="direct-crash", brokers=2, rate=200),
+        brief(policy="direct-crash", brokers=2, rate=200, poll_every=0.05),
     ],
     ids=lambda plan: plan.policy,
 )
 def test_bench_honest_brokers_nothing_is_lost_repeated_or_altered(plan: BenchPlan) -> None:
     report = run_bench(plan)
     assert report.published > 0
+    assert report.published == plan.publishers * plan.events or not plan.events
     assert report.delivered == report.published
     assert (report.lost, report.duplicated, report.altered, report.disordered) == (0, 0, 0, 0)
     assert report.events_per_s > 0
@@ -175,7 +177,10 @@ def test_bench_labels_come_from_what_was_done(
         ({"brokers": 3, "f": 1}, "needs 4 brokers to tolerate f=1"),
         ({"publishers": 0}, "--publishers must be 1 or more"),
         ({"seconds": 0}, "--seconds must be more than 0"),
-        ({"digest": "md5"}, "unknown digest 'md5'"),
+        ({"fault": "drop", "percent": 0}, "--percent is 1 to 100"),
+        ({"fault": "crash", "percent": 50}, "--percent is for a fault of 'quorumcast faults list'"),
+        ({"digest": "crc"}, "unknown digest 'crc'"),
+        ({"mac": "none"}, "unknown MAC 'none'"),
     ],
 )
 def test_bench_impossible_plan_is_refused_in_a_sentence(
@@ -196,6 +201,7 @@ def test_bench_digest_that_was_chosen_for_a_run_is_not_measured_again(
 def test_latency_of_samples_is_in_milliseconds() -> None:
     result = latency([n * 1_000_000 for n in range(1, 102)])
     assert (result.p50, result.p99, result.mean) == (51.0, 100.0, 51.0)
+    assert (result.p90, result.p999, result.most, result.deviation) == (91.0, 101.0, 101.0, 29.155)
     assert latency([]).p50 is None
 
 
@@ -240,3 +246,42 @@ def test_bench_worker_ends_with_whoever_holds_its_lifeline(when: str) -> None:
         finally:
             worker.kill()
             os.close(lifeline)
+
+
+def test_crashes_repeat_until_the_end_of_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = BenchPlan(fault="crash-recover", crash_every=60.0, seconds=150.0)
+    plan.check()
+    now = 0.0
+    killed: list[float] = []
+    restarted: list[float] = []
+    cluster = SimpleNamespace(
+        pid=lambda broker: 1,
+        kill=lambda broker: killed.append(now),
+        restart=lambda broker: restarted.append(now),
+    )
+    bench = Bench.__new__(Bench)
+    bench.plan = plan
+    bench._brokers = [f"broker-{i}" for i in range(1, 5)]
+    monkeypatch.setattr(bench, "_cluster", cluster, raising=False)
+    processes = SimpleNamespace(retire=lambda pid: None, watch=lambda role, pid: None)
+    monkeypatch.setattr(bench, "_processes", processes, raising=False)
+    monkeypatch.setattr("quorumcast.bench.run.time", SimpleNamespace(monotonic=lambda: now))
+    for _ in bench._kill():
+        now += 0.5
+    assert killed == [60.0, pytest.approx(121.0, abs=1)]
+    assert restarted == [pytest.approx(60.5, abs=1), pytest.approx(122.0, abs=1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"crash_every": 1.0}, "--crash-every is for --fault crash-recover"),
+        ({"crash_every": 9.0, "fault": "crash-recover"}, "less than --seconds"),
+        ({"poll_every": -1.0}, "--poll-every and --crash-every must be 0 or more"),
+    ],
+)
+def test_polls_and_crashes_that_make_no_sense_are_refused(
+    settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        brief(**settings).check()

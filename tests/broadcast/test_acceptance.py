@@ -148,12 +148,49 @@ def test_acceptor_dissenters_are_named_and_suspected() -> None:
 def test_acceptor_dissent_may_be_the_fault_of_a_publisher_that_is_not_trusted() -> None:
     """A publisher told one broker something else: the broker is correct."""
     rule = rule_for(Quorums(4, 1), Protection.BYZANTINE, Broadcast.AUTHENTICATED)
-    at = Acceptor(STREAM, 1, rule, hasher("sha256"), Limits(), may_split=True)
+    at = Acceptor(STREAM, 1, rule, hasher("sha256"), Limits(), may_split=1)
     cast(at, (B4,), 1, b"told otherwise")
     cast(at, (B1, B2, B3), 1, b"a")
     suspicion = Suspect(B4, Suspicion.DISSENT, STREAM, 1, (B4, STREAM.publisher))
     assert at.deliver()[1:] == [suspicion]
-    assert cast(at, (B4,), 1, b"told otherwise") == [suspicion]
+    assert cast(at, (B4,), 1, b"told otherwise") == []
+
+
+def split_acceptor() -> Acceptor:
+    """One that has seen more than f brokers dissent."""
+    rule = rule_for(Quorums(4, 1), Protection.BYZANTINE, Broadcast.AUTHENTICATED)
+    at = Acceptor(STREAM, 1, rule, hasher("sha256"), Limits(), may_split=1)
+    for number, other in ((1, B4), (2, B3)):
+        cast(at, (other,), number, b"told otherwise")
+        cast(at, tuple(b for b in BROKERS if b != other), number, b"a")
+    return at
+
+
+def test_acceptor_publisher_is_suspected_once_more_than_f_brokers_dissent() -> None:
+    """One of them is correct, so it forwarded what it was sent."""
+    at = split_acceptor()
+    split = Suspect(STREAM.publisher, Suspicion.SPLIT, STREAM, 2)
+    effects = [e for e in at.deliver() if isinstance(e, Suspect)]
+    assert [(e.node, e.reason) for e in effects] == [
+        (B4, Suspicion.DISSENT),
+        (STREAM.publisher, Suspicion.SPLIT),
+    ]
+    assert effects[1] == split
+    assert cast(at, (B4,), 1, b"told otherwise") == [
+        Suspect(STREAM.publisher, Suspicion.SPLIT, STREAM, 1)
+    ]
+
+
+def test_acceptor_liar_of_an_epoch_and_liar_of_the_next_do_not_convict_a_publisher() -> None:
+    rule = rule_for(Quorums(4, 1), Protection.BYZANTINE, Broadcast.AUTHENTICATED)
+    at = Acceptor(STREAM, 1, rule, hasher("sha256"), Limits(), may_split=1)
+    cast(at, (B1, B2, B3), 1, b"a")
+    cast(at, (B4,), 1, b"lie")
+    at.deliver()
+    at.recount(rule, (B1, B2, B3, B5))
+    cast(at, (B1, B2, B3), 2, b"a")
+    cast(at, (B5,), 2, b"lie")
+    assert [e.node for e in at.deliver() if isinstance(e, Suspect)] == [B5]
 
 
 def test_acceptor_late_dissent_is_suspected() -> None:

@@ -334,8 +334,10 @@ def test_broker_says_that_what_histories_speak_of_is_over_before_it_has_it() -> 
     readies = [Receive(peer, ready) for peer in (B2, B3, B4)]
     feed(made.handle, *readies, contents(B2, 1, body, stream=LANE))
     after = messages(made.handle(subscribe(), T0), Positions)
-    assert before == [Positions(ORDERS, (Position(STREAM, 1, 1), Position(LANE, 1, 1)))]
-    assert after == [Positions(ORDERS, (Position(STREAM, 1, 3), Position(LANE, 1, 2)))]
+    assert before == [
+        Positions(ORDERS, (Position(STREAM, 1, 1), Position(LANE, 1, 1)), bodies=True)
+    ]
+    assert after == [Positions(ORDERS, (Position(STREAM, 1, 3), Position(LANE, 1, 2)), bodies=True)]
 
 
 def test_broker_reports_what_it_has_acknowledged_though_it_is_not_delivered_yet() -> None:
@@ -346,7 +348,7 @@ def test_broker_reports_what_it_has_acknowledged_though_it_is_not_delivered_yet(
     assert isinstance(ack, Ack)
     assert (ack.upto, ack.settled) == (2, 0)
     assert messages(made.handle(subscribe(), T0), Positions) == [
-        Positions(ORDERS, (Position(STREAM, 1, 3),))
+        Positions(ORDERS, (Position(STREAM, 1, 3),), bodies=True)
     ]
 
 
@@ -354,7 +356,7 @@ def test_broker_subscription_is_answered_with_positions() -> None:
     made = broker(limited("ab+history"))
     made.handle(publish(1, b"a", b"b"), T0)
     assert made.handle(subscribe(), T0) == [
-        Send((BOB,), Positions(ORDERS, (Position(STREAM, 1, 3), Position(LANE, 1, 1))))
+        Send((BOB,), Positions(ORDERS, (Position(STREAM, 1, 3), Position(LANE, 1, 1)), bodies=True))
     ]
 
 
@@ -905,7 +907,7 @@ def test_broker_ends_a_life_of_which_nothing_is_left_and_says_so() -> None:
         made.handle(publish(1, b"a", b"b", stream=life), T0)
     assert list(made.streams()) == lives[2:]
     ended, held = [Position(life, 3, 3, over=True) for life in lives[:2]], lives[2:]
-    told = Positions(ORDERS, (*ended, *(Position(life, 1, 3) for life in held)))
+    told = Positions(ORDERS, (*ended, *(Position(life, 1, 3) for life in held)), bodies=True)
     assert messages(made.handle(subscribe(), T0), Positions) == [told]
     assert made.handle(publish(3, b"c", stream=lives[0]), T0) == [
         Drop(DropReason.UNKNOWN_STREAM, ALICE)
@@ -932,7 +934,9 @@ def test_broker_with_a_journal_remembers_which_lives_are_over() -> None:
         Drop(DropReason.UNKNOWN_STREAM, ALICE)
     ]
     ended = tuple(Position(Stream(ORDERS, ALICE, n), 3, 3, over=True) for n in (2, 4))
-    assert messages(again.handle(subscribe(), T0), Positions) == [Positions(ORDERS, ended)]
+    assert messages(again.handle(subscribe(), T0), Positions) == [
+        Positions(ORDERS, ended, bodies=True)
+    ]
     assert str(old) not in {record.owner for record in disk.durable}
 
 
@@ -1018,7 +1022,7 @@ def test_broker_streams_that_a_liar_invents_displace_only_its_own() -> None:
 def test_broker_invented_streams_are_not_passed_on_as_hearsay() -> None:
     made = broker(BRB)
     made.handle(echo(B2, Stream(ORDERS, ALICE, 77)), T0)
-    assert messages(made.handle(subscribe(), T0), Positions) == [Positions(ORDERS, ())]
+    assert messages(made.handle(subscribe(), T0), Positions) == [Positions(ORDERS, (), bodies=True)]
 
 
 def test_broker_stream_without_right_is_not_opened_for_a_broker_either() -> None:

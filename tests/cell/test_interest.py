@@ -607,12 +607,53 @@ def test_interest_gap_is_announced_once() -> None:
     assert say(made, B2, 20, base=9) == (False, [])
 
 
+def unnamed_gaps(made: Interest, refreshes: int, *brokers: NodeId) -> list[DeliverGap]:
+    """These brokers answer every refresh, and hold what comes next."""
+    gaps: list[DeliverGap] = []
+    for _ in range(refreshes):
+        made.note_progress()
+        made.asked_again()
+        for broker in brokers:
+            say(made, broker, 40)
+        gaps += made.give_up_unnamed()
+    return gaps
+
+
+def beyond_history() -> Interest:
+    """The next history begins with 9, after numbers 5 to 8 of which nothing is decided."""
+    made = interest(Policy.named("chain+history"))
+    for broker in (B1, B2, B3):
+        say(made, broker, 5)
+    made.note_history(STREAM, 9)
+    made.acceptors[STREAM].settle(9, bytes(32))
+    return made
+
+
+def test_interest_gives_up_what_neither_a_history_names_nor_votes_decide() -> None:
+    made = beyond_history()
+    assert unnamed_gaps(made, PATIENT_TICKS - 1, B1, B2, B3) == []
+    assert unnamed_gaps(made, 1, B1, B2, B3) == [DeliverGap(STREAM, 5, 8)]
+    assert made.acceptors[STREAM].next == 9
+    assert unnamed_gaps(made, 2 * PATIENT_TICKS, B1, B2, B3) == []
+
+
+def test_interest_gives_up_nothing_that_a_history_names() -> None:
+    made = beyond_history()
+    made.acceptors[STREAM].settle(5, bytes(4 * 32))
+    assert unnamed_gaps(made, 2 * PATIENT_TICKS, B1, B2, B3) == []
+
+
+def test_interest_gives_up_nothing_while_too_few_brokers_answer() -> None:
+    made = beyond_history()
+    assert unnamed_gaps(made, 2 * PATIENT_TICKS, B1, B2) == []
+
+
 # ----------------------------------------------------------------- cursors
 
 
 def test_interest_cursors_say_what_is_wanted_and_bodies_from_the_source_alone() -> None:
     made = following()
-    made.source = B2
+    made.source.use(B2)
     cursors = (Cursor(STREAM, 5),)
     assert made.subscribe_to(B1) == Subscribe(ORDERS, cursors, False)
     assert made.subscribe_to(B2) == Subscribe(ORDERS, cursors, True)

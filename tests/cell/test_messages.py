@@ -15,6 +15,7 @@ from quorumcast.broadcast.messages import (
     ChainRun,
     Contents,
     Cursor,
+    Custom,
     Echo,
     Open,
     Outlived,
@@ -106,6 +107,7 @@ EXAMPLES: list[Message] = [
     Vote(STREAM, 1, ONE, ORDER, (VOUCHER,)),
     Pull(STREAM, 3, limits.MAX_RUN),
     Contents(STREAM, 3, ONE * 2),
+    Custom(STREAM, 7, 3, ONE * 2),
     Missed(STREAM, 3, 2),
     Reached(STREAM.channel, (Cursor(STREAM, 4),)),
     Attest(STREAM, 300),
@@ -274,6 +276,13 @@ def test_stream_lanes_lead_to_one_another() -> None:
 @given(st.lists(st.binary(min_size=DIGEST_SIZE, max_size=DIGEST_SIZE).map(Digest), max_size=5))
 def test_split_digests_of_a_run_are_the_digests(digests: list[Digest]) -> None:
     assert split_digests(b"".join(digests)) == digests
+
+
+@pytest.mark.parametrize("size", [1, DIGEST_SIZE + 1, 5 * limits.MAX_RUN * DIGEST_SIZE])
+def test_split_digests_leaves_nothing_out(size: int) -> None:
+    parts = split_digests(bytes(size))
+    assert b"".join(parts) == bytes(size)
+    assert {len(part) for part in parts[:-1]} <= {DIGEST_SIZE}
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=kind)

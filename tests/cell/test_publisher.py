@@ -30,6 +30,7 @@ from quorumcast.broadcast.messages import Ack, ChainRun, Open, Outlived, Publish
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.messages import Finish, Refuse, Unsubscribe
 from quorumcast.cell.publishing.published_stream import (
+    HISTORY_MS,
     MAX_REST_BYTES,
     MAX_RUN_BYTES,
     RETRANSMIT_MS,
@@ -240,6 +241,19 @@ def test_publisher_tail_gets_a_history_after_a_moment_of_idleness() -> None:
     late = made.handle(TimerFired(TailHistory(STREAM)), Millis(5 + TAIL_MS))
     assert [h.digests for h in histories(late)] == [digests(b"p1")]
     assert made.handle(TimerFired(TailHistory(STREAM)), Millis(1000)) == []
+
+
+def test_publisher_that_is_never_idle_owes_a_history_after_a_while() -> None:
+    """At 100 publications/s, α = 1,024 meant ten seconds until the fast path was repaired."""
+    made = publisher(limited("ab+history", alpha=100))
+    sent_at: list[int] = []
+    submit(made, b"p0", now=0)
+    for now in range(TAIL_MS // 2, 4 * HISTORY_MS, TAIL_MS // 2):
+        if now % TAIL_MS == 0:
+            found = histories(made.handle(TimerFired(TailHistory(STREAM)), Millis(now)))
+            sent_at += [now] * len(found)
+        submit(made, b"p%d" % now, now=now)
+    assert sent_at == [320, 640, 960]
 
 
 def test_publisher_history_is_no_longer_than_two_alpha() -> None:

@@ -204,13 +204,13 @@ def test_broker_with_everything_has_caught_up() -> None:
         broker.handle(recalled(peer, 1, *bodies(1, 3)), T0)
     assert broker.catching_up() == []
     told = broker.handle(Receive(BOB, Subscribe(ORDERS, (), True)), T0)
-    assert messages(told, Positions) == [Positions(ORDERS, (Position(STREAM, 1, 4),))]
+    assert messages(told, Positions) == [Positions(ORDERS, (Position(STREAM, 1, 4),), bodies=True)]
 
 
 def test_broker_that_expects_more_does_not_make_subscribers_give_it_up() -> None:
     broker = restarted()
     told = broker.handle(Receive(BOB, Subscribe(ORDERS, (), True)), T0)
-    assert messages(told, Positions) == [Positions(ORDERS, (Position(STREAM, 1, 4),))]
+    assert messages(told, Positions) == [Positions(ORDERS, (Position(STREAM, 1, 4),), bodies=True)]
 
 
 def test_broker_outvotes_a_lying_peer_and_asks_another_for_the_contents() -> None:
@@ -503,7 +503,7 @@ def test_broker_alone_in_its_cell_whose_own_word_is_enough_expects_nothing_of_ot
     broker.handle(Receive(ALICE, Open(STREAM, 1, 3)), T0)
     asked = Receive(BOB, Subscribe(ORDERS, (), WITH))
     assert messages(broker.handle(asked, T0), Positions) == [
-        Positions(ORDERS, (Position(STREAM, 3, 3),))
+        Positions(ORDERS, (Position(STREAM, 3, 3),), bodies=True)
     ]
 
 

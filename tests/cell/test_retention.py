@@ -67,7 +67,7 @@ def test_broker_that_is_idle_lets_go_of_what_is_old_and_says_so_to_subscribers()
     pass_time(made, SPAN, SPAN)
     assert base(made) == 4
     (told,) = messages(made.handle(Receive(BOB, Subscribe(ORDERS, (), True)), T0), Positions)
-    assert told == Positions(ORDERS, (Position(STREAM, 4, 4),))
+    assert told == Positions(ORDERS, (Position(STREAM, 4, 4),), bodies=True)
 
 
 def test_broker_with_histories_keeps_what_none_has_settled() -> None:
@@ -124,7 +124,7 @@ def test_broker_takes_lower_limits_with_the_next_epoch_in_turns(
     assert sweeps(made.handle(TimerFired(Sweep()), T0)) == []
     assert base(made) == 5
     (told,) = messages(made.handle(Receive(BOB, Subscribe(ORDERS, (), True)), T0), Positions)
-    assert told == Positions(ORDERS, (Position(STREAM, 5, 9),))
+    assert told == Positions(ORDERS, (Position(STREAM, 5, 9),), bodies=True)
 
 
 def test_broker_takes_higher_limits_with_the_next_epoch() -> None:

@@ -35,6 +35,7 @@ from tests.support.cells import (
     vote,
 )
 
+from quorumcast.broadcast.acceptance import Acceptor, rule_for
 from quorumcast.broadcast.application import (
     Deliver,
     DeliverGap,
@@ -58,10 +59,17 @@ from quorumcast.cell.messages import (
 )
 from quorumcast.cell.subscribing.archive import MAX_PENDING
 from quorumcast.cell.subscribing.fetching import PULL_MS, PULLS_BEFORE_CHANGE, PullDue
-from quorumcast.cell.subscribing.interest import QUIET_TICKS, SILENT_TICKS
+from quorumcast.cell.subscribing.interest import QUIET_TICKS
+from quorumcast.cell.subscribing.silence import (
+    LEAST_SILENCE_MS,
+    LEAST_STALL_MS,
+    MOST_STALL_MS,
+    SilenceWatch,
+)
 from quorumcast.cell.subscribing.subscriber import REFRESH_MS, Refresh, Subscriber
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.limits import Limits
 from quorumcast.core.machine import (
     CancelTimer,
     Connected,
@@ -76,7 +84,10 @@ from quorumcast.core.machine import (
     Suspicion,
     TimerFired,
 )
+from quorumcast.core.patience import LATE_MS
+from quorumcast.core.quorum import Broadcast, Protection, Quorums
 from quorumcast.core.statements import EvidenceKind
+from quorumcast.crypto.digest import hasher
 from quorumcast.manifest.policy import Policy
 
 BROKERS = (B1, B2, B3, B4)
@@ -324,11 +335,39 @@ def test_subscriber_false_contents_are_suspected_and_asked_for_elsewhere() -> No
 
 def test_subscriber_source_that_withholds_bodies_is_suspected_and_replaced() -> None:
     made = lacking()
+    made.handle(Receive(B4, KNOWS), T0)
     made.handle(vote(B4, 1, b"a", b"b"), T0)
     effects = [e for _ in range(PULLS_BEFORE_CHANGE) for e in made.handle(DUE, T0)]
     assert Suspect(B4, Suspicion.WITHHOLDS, STREAM, 1) in effects
     asked = {s.to[0]: s.message.bodies for s in sent(effects, Subscribe)}  # type: ignore[attr-defined]
     assert asked == {B4: False, B1: True}
+
+
+KNOWS = Positions(ORDERS, (Position(STREAM, 1, 1),), bodies=True)
+
+
+def test_subscriber_source_that_voted_before_it_knew_of_it_is_not_suspected() -> None:
+    made = lacking()
+    made.handle(vote(B4, 1, b"a", b"b"), T0)
+    made.handle(Receive(B4, KNOWS), T0)
+    effects = [e for _ in range(2 * PULLS_BEFORE_CHANGE) for e in made.handle(DUE, T0)]
+    assert suspects(effects) == []
+    assert {s.to[0] for s in sent(effects, Subscribe)} >= {B1, B4}
+
+
+def test_subscriber_source_that_sends_most_bodies_is_not_suspected() -> None:
+    """Now and then a broker no longer holds what it has just vouched for."""
+    made = subscriber()
+    made.handle(Receive(B4, KNOWS), T0)
+    effects: list[Effect] = []
+    for number in range(1, 4 * PULLS_BEFORE_CHANGE):
+        made.handle(vote(B4, number, b"a", full=number % PULLS_BEFORE_CHANGE == 1), T0)
+        feed(made.handle, *(vote(b, number, b"a") for b in (B1, B2, B3)))
+        effects += made.handle(DUE, T0)
+        made.handle(contents(B1, number, b"a"), T0)
+        made.handle(DUE, T0)
+    assert suspects(effects) == []
+    assert sent(effects, Pull)
 
 
 def test_subscriber_source_that_votes_for_other_contents_is_replaced() -> None:
@@ -499,36 +538,118 @@ def test_subscriber_of_a_chain_is_told_of_a_gap_whatever_spare_brokers_may_hold(
     assert [e for e in effects if isinstance(e, DeliverGap)] == [DeliverGap(STREAM, 1, 8)]
 
 
-def silent(made: Subscriber, ticks: int) -> list[NodeId]:
-    effects = [e for _ in range(ticks) for e in made.handle(REFRESHED, T0)]
+#: Looks after which a broker that was never slow before is suspected of silence.
+SILENT_LOOKS = LEAST_SILENCE_MS // REFRESH_MS + 4
+
+
+def silent(made: Subscriber, looks: int, late_ms: int = 0) -> list[NodeId]:
+    tick = TimerFired(Refresh(ORDERS), late_ms)
+    effects = [e for _ in range(looks) for e in made.handle(tick, T0)]
     return [e.node for e in effects if isinstance(e, Suspect) and e.reason is Suspicion.SILENT]
 
 
 def test_subscriber_broker_that_never_votes_is_suspected_of_silence_once() -> None:
     made = subscriber()
     feed(made.handle, *votes(1, b"a"))
-    assert silent(made, SILENT_TICKS) == []
+    assert silent(made, LEAST_SILENCE_MS // REFRESH_MS) == []
     assert silent(made, 20) == [B3]
 
 
-def test_subscriber_broker_that_keeps_silent_on_one_stream_only_is_suspected() -> None:
+def test_subscriber_broker_that_keeps_silent_on_one_stream_only_is_suspected_later() -> None:
+    """Under load the queues of one stream may be long."""
     made = subscriber()
     other = Stream(ORDERS, CAROL, 1)
     feed(made.handle, *votes(1, b"x", by=BROKERS, stream=other))
-    feed(made.handle, *votes(1, b"x", by=BROKERS, stream=other))
     feed(made.handle, *votes(1, b"a"))
-    assert silent(made, 2 * SILENT_TICKS) == [B3]
+    found: list[list[NodeId]] = []
+    for number in range(1, LEAST_STALL_MS // REFRESH_MS + 8):
+        feed(made.handle, *votes(number, b"x", by=BROKERS, stream=other))
+        found.append(silent(made, 1))
+    assert [broker for brokers in found for broker in brokers] == [B3]
+    assert found.index([B3]) * REFRESH_MS >= LEAST_STALL_MS
+
+
+def test_silence_of_a_broker_that_votes_on_another_channel_is_none() -> None:
+    heard = {B3: 0}
+    rule = rule_for(Quorums(4, 1), Protection.BYZANTINE, Broadcast.AUTHENTICATED)
+    acceptors = {STREAM: Acceptor(STREAM, 1, rule, hasher("sha256"), Limits())}
+    found: list[Effect] = []
+    watch = SilenceWatch(heard)
+    for look in range(2 * SILENT_LOOKS):
+        heard[B3] = look
+        found += watch.look((B3,), {STREAM: 9}, acceptors, lambda *_: False, 0)[1]
+    assert found == []
+
+
+def test_subscriber_asks_a_silent_broker_before_it_is_suspected() -> None:
+    """Its votes may have been lost while the link to us was full."""
+    made = subscriber()
+    feed(made.handle, *votes(1, b"a"))
+    asked = [e for _ in range(SILENT_LOOKS // 2) for e in made.handle(REFRESHED, T0)]
+    assert Send((B3,), Subscribe(ORDERS, (Cursor(STREAM, 1),), False)) in asked
+    made.handle(vote(B3, 1, b"a"), T0)
+    assert silent(made, 3 * SILENT_LOOKS) == []
+
+
+def test_subscriber_broker_that_keeps_voting_is_slow_and_not_silent() -> None:
+    made = subscriber()
+    for number in range(1, 4 * SILENT_LOOKS):
+        feed(made.handle, *votes(2 * number - 1, b"a"), *votes(2 * number, b"a"))
+        made.handle(vote(B3, number, b"a"), T0)
+        assert silent(made, 1) == []
+
+
+def test_subscriber_broker_that_sends_owed_votes_one_by_one_is_suspected_in_the_end() -> None:
+    made = subscriber()
+    backlog = MOST_STALL_MS // REFRESH_MS + 8
+    for number in range(1, backlog + 1):
+        feed(made.handle, *votes(number, b"a"))
+    assert silent(made, 1) == []
+    found = []
+    for number in range(1, backlog):
+        made.handle(vote(B3, number, b"a"), T0)
+        found.append(silent(made, 1))
+    assert [broker for brokers in found for broker in brokers] == [B3]
+    assert found.index([B3]) * REFRESH_MS >= MOST_STALL_MS - 2 * REFRESH_MS
+
+
+def test_subscriber_waits_longer_for_a_broker_that_was_slow_before() -> None:
+    made = subscriber()
+    number = 0
+    for looks in (4, SILENT_LOOKS - 6) * 4:
+        number += 1
+        feed(made.handle, *votes(number, b"a"))
+        assert silent(made, looks) == []
+        made.handle(vote(B3, number, b"a"), T0)
+        silent(made, 2)
+    feed(made.handle, *votes(number + 1, b"a"))
+    assert silent(made, 2 * SILENT_LOOKS) == []
+    assert silent(made, 4 * SILENT_LOOKS) == [B3]
+
+
+def test_subscriber_that_is_late_itself_suspects_nobody_of_silence() -> None:
+    made = subscriber()
+    feed(made.handle, *votes(1, b"a"))
+    assert silent(made, 9 * SILENT_LOOKS, LATE_MS + 1) == []
+    assert silent(made, SILENT_LOOKS, LATE_MS) == [B3]
 
 
 def test_subscriber_that_joins_late_suspects_nobody_of_silence() -> None:
     """Nothing has been published since: there was nothing to vote on."""
-    assert silent(subscriber(start=50), 3 * SILENT_TICKS) == []
+    assert silent(subscriber(start=50), 3 * SILENT_LOOKS) == []
 
 
 def test_subscriber_suspects_nobody_of_silence_over_a_gap() -> None:
     made = subscriber()
     feed(made.handle, *(Receive(b, positions(20, base=20)) for b in BROKERS))
-    assert silent(made, 3 * SILENT_TICKS) == []
+    assert silent(made, 3 * SILENT_LOOKS) == []
+
+
+def test_subscriber_suspects_nobody_of_silence_on_what_brokers_have_dropped() -> None:
+    made = subscriber()
+    feed(made.handle, *votes(1, b"a"))
+    feed(made.handle, *(Receive(b, positions(2, base=2)) for b in BROKERS))
+    assert silent(made, 3 * SILENT_LOOKS) == []
 
 
 # ----------------------------------------------------------------- refusals

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 from tests.client.test_times import in_a_loop
-from tests.runtime.world import until
+from tests.runtime.world import PATIENCE_S, until
 
 from quorumcast.client import Batch, Gap, Node, UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
-from quorumcast.testing import MemoryCell
+from quorumcast.testing import MemoryCell, SyncMemoryCell
 
 TEMP = (("celsius", "float64"),)
 CHANNELS: dict[str, str | ChannelEntry] = {
@@ -113,3 +113,43 @@ async def test_pattern_without_channels_stands_and_holds_nothing() -> None:
         async with bob.subscribe("*/secret", start="earliest") as inbox:
             assert inbox.channels == ()
             assert [item async for item in inbox.held()] == []
+
+
+@in_a_loop
+async def test_publishers_of_a_pattern_are_those_of_channels_with_the_right() -> None:
+    closed = ChannelEntry(Channel("plant/closed"), Policy.named("ab"), publishers=("bob",))
+    channels: dict[str, str | ChannelEntry] = {**CHANNELS, "orders": "total"}
+    channels |= {"orders/subscriptions": "total", "plant/closed": closed}
+    async with MemoryCell(channels=channels) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("plant/log") as log, bob.subscribe("orders") as orders:
+            async with alice.publishers("**", batching=False) as outboxes:
+                assert [*outboxes] == [*CHANNELS]
+                assert "plant/closed" not in outboxes
+                outboxes["plant/log"].post(b"started")
+                outboxes["orders"].post(b"apples")
+                assert outboxes["orders"] is outboxes["orders"]
+                await outboxes.flush()
+                assert [event.payload for event in await log.poll(at_least=1)] == [b"started"]
+                outboxes["orders"].post(b"pears")
+            events = await orders.poll(at_least=2)
+            assert [event.payload for event in events] == [b"apples", b"pears"]
+            with pytest.raises(UsageError, match="is closed"):
+                outboxes["orders"].post(b"late")
+        with pytest.raises(KeyError):
+            outboxes["plant/closed"]
+        with pytest.raises(UsageError, match="a level is"):
+            alice.publishers("plant/t*")
+
+
+def test_blocking_publishers_of_a_pattern() -> None:
+    with SyncMemoryCell(channels={"plant/1": "ab", "plant/2": "ab"}) as cell:
+        alice, bob = cell.connect("alice"), cell.connect("bob")
+        with bob.subscribe("**") as inbox:
+            with alice.publishers("plant/*") as outboxes:
+                for outbox in outboxes.values():
+                    outbox.post(outbox.channel.encode())
+                outboxes.flush(PATIENCE_S)
+                assert len(outboxes) == 2
+            events = inbox.poll(at_least=2, timeout_s=PATIENCE_S)
+            assert {event.payload for event in events} == {b"plant/1", b"plant/2"}

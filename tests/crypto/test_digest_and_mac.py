@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE
-from quorumcast.crypto.digest import HASHERS, hasher, root
+from quorumcast.crypto.digest import HASHERS, REPRODUCTION_HASHERS, hasher, root
 from quorumcast.crypto.mac import MAC_SIZE, MACS, REPRODUCTION_MACS, mac_factory, same
 
 REFERENCES = {
@@ -35,8 +35,17 @@ def test_hasher_by_name_is_the_algorithm_of_that_name(name: str) -> None:
 
 
 def test_hasher_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"unknown digest 'md5': .*sha256, blake3, blake2b"):
-        hasher("md5")
+    with pytest.raises(UsageError, match=r"unknown digest 'crc': .*sha256, blake3, blake2b"):
+        hasher("crc")
+
+
+@pytest.mark.parametrize("name", REPRODUCTION_HASHERS)
+def test_hasher_for_reproduction_is_padded_and_is_refused_otherwise(name: str) -> None:
+    digest = hasher(name, reproduction=True)(b"contents")
+    assert digest.rstrip(b"\0") == hashlib.new(name, b"contents").digest().rstrip(b"\0")
+    assert len(digest) == DIGEST_SIZE
+    with pytest.raises(UsageError, match=rf"'{name}' is broken .*use sha256, blake3, blake2b"):
+        hasher(name)
 
 
 def test_root_of_a_run_depends_on_its_place_and_every_digest() -> None:

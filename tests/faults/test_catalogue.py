@@ -261,6 +261,13 @@ def test_drop_spares_brokers_beyond_f(cell: Cell) -> None:
     ]
 
 
+def test_drop_withholds_the_percentage_of_messages_that_it_is_given(cell: Cell) -> None:
+    votes = [Send(READERS, Vote(STREAM, n, b"v" * 32)) for n in range(1, 401)]
+    fault = make_fault("drop", context(cell, Role.BROKER, percent=25))
+    assert 0.65 < len(fault.tamper(list(votes), Millis(0))) / len(votes) < 0.85
+    assert make_fault("drop", context(cell, Role.BROKER)).tamper(list(votes), Millis(0)) == []
+
+
 def test_equivocating_publisher_tells_one_number_in_the_same_two_ways(cell: Cell) -> None:
     fault = make_fault("equivocating-publisher", context(cell, Role.PUBLISHER))
     publish = Send(OTHERS, Publish(STREAM, 3, cell.manifest.hash(b"x")), (b"x",))

@@ -28,6 +28,7 @@ FLOORS = (
     {"sim", "runtime"},
     {"client"},
     {"testing"},
+    {"charts"},
     {"bench"},
     {"pipeline"},
     {"monitoring"},

@@ -35,7 +35,7 @@ def test_policy_by_name_is_the_one_of_the_table(
     name: str, protection: Protection, broadcast: Broadcast, alpha: int, basis: Basis
 ) -> None:
     policy = Policy.named(name)
-    alpha_max = 512 if alpha else 0
+    alpha_max = 1024 if alpha else 0
     assert policy == Policy(
         protection=protection, broadcast=broadcast, alpha=alpha, alpha_max=alpha_max
     )
@@ -57,6 +57,12 @@ def test_policy_unknown_name_lists_the_known_ones() -> None:
         "there is no policy 'paxos'; choose one of "
         "ab, ab+history, brb, chain, chain+history, direct, direct-crash, total, total-crash"
     )
+
+
+def test_policy_that_names_no_alpha_keeps_within_what_brokers_retain() -> None:
+    limits = Limits(window=200, retained_publications=300)
+    policy = Policy.named("ab+history", limits=limits)
+    assert (policy.alpha, policy.alpha_max) == (100, 150)
 
 
 def test_policy_adaptive_has_the_larger_alpha_as_ceiling() -> None:
@@ -89,7 +95,7 @@ def test_policy_alpha_that_is_no_number_is_refused(text: str) -> None:
 
 
 def test_policy_is_described_with_its_alpha() -> None:
-    assert Policy.named("ab+history").described == "ab+history, α=100…512"
+    assert Policy.named("ab+history").described == "ab+history, α=100…1024"
     assert Policy.named("ab+history", alpha=7, journal=True).described == "ab+history+journal, α=7"
     assert Policy.named("total", journal=True).described == "total+durable"
 

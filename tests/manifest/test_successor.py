@@ -137,7 +137,11 @@ def test_log_without_channels_still_decides_which_epoch_follows() -> None:
         next_epoch(alone, brokers=alone.brokers[:3])
 
 
-@pytest.mark.parametrize("changes", [{"cell": "other"}, {"digest": "blake2b"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"cell": "other"}, {"digest": "blake2b"}, {"mac": "hmac-sha256"}, {"reproduction": True}],
+    ids=str,
+)
 def test_successor_with_other_foundations_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="another"):
         check_successor(MANIFEST, cell(**changes)[0])

@@ -14,7 +14,7 @@ from quorumcast.faults.diagnosis import Model
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.audit.charges import Case, Feature
-from quorumcast.pipeline.audit.dissents import find_dissents
+from quorumcast.pipeline.audit.dissents import WHY_SPLIT, find_dissents
 from quorumcast.pipeline.audit.verdicts import RunJudgement, judge, verdicts
 
 CELL = Cell(Policy.named("ab"))
@@ -53,9 +53,20 @@ def test_signer_against_f_plus_one_others_is_charged_with_a_count() -> None:
 def test_publisher_whose_stream_splits_the_signers_in_half_is_suspected() -> None:
     """One subscriber shows it, which is not believed: it could not have signed for brokers."""
     (verdict,) = verdicts(judged(split()))
-    assert (verdict.node, verdict.standing, verdict.deed) == (ALICE, "suspected", "misled")
-    assert verdict.reasons == ("may be behind that somebody signed something else than f+1 others",)
-    assert verdict.towards == (B1, B2, B3, B4)
+    assert (verdict.node, verdict.standing, verdict.deed) == (ALICE, "suspected", "equivocated")
+    assert verdict.reasons == (WHY_SPLIT,)
+
+
+def test_publisher_of_whom_ever_other_brokers_dissent_is_charged_and_they_are_not() -> None:
+    """Each time one broker alone was told something else; all together they are more than f."""
+    statements = [
+        shown(broker, b"other" if broker == misled else b"one", first)
+        for first, misled in ((1, B1), (2, B2))
+        for broker in (B1, B2, B3, B4)
+    ]
+    found = find_dissents(CELL.manifest, statements)
+    assert {(c.accused, c.clause) for c in found} == {(ALICE, frozenset((ALICE,)))}
+    assert {c.observer for c in found} == {B1, B2}
 
 
 def test_seats_of_a_publisher_are_charged_as_one_client() -> None:

@@ -16,16 +16,24 @@ from hypothesis import strategies as st
 from tests.support.synthetic_traces import SCHEMA, synthesize
 from typer.testing import CliRunner
 
+from quorumcast.charts.formatting import amount, percent, times
+from quorumcast.charts.svg import Bar, Series, bars, lines, ticks
 from quorumcast.cli.main import command_tree
 from quorumcast.core.errors import UsageError
-from quorumcast.pipeline.evaluation.formatting import amount, percent, times
+from quorumcast.pipeline.evaluation.figures import DELIVERY
 from quorumcast.pipeline.evaluation.histogram import ACCURACY, bucket, middle, percentile
-from quorumcast.pipeline.evaluation.model import Evaluation, ScenarioResult
+from quorumcast.pipeline.evaluation.model import Evaluation, ScenarioResult, Spread
 from quorumcast.pipeline.evaluation.page import page
 from quorumcast.pipeline.evaluation.runs import Trace, find_traces
 from quorumcast.pipeline.evaluation.summary import scenario_of, summarize
-from quorumcast.pipeline.evaluation.svg import Bar, Series, bars, lines, ticks
-from quorumcast.traces.form import Header, Parameter, read_header, write_header
+from quorumcast.traces.form import (
+    Header,
+    Listening,
+    Parameter,
+    ProcessUse,
+    read_header,
+    write_header,
+)
 
 # ------------------------------------------------------------------ finding traces
 
@@ -254,6 +262,40 @@ def test_run_in_which_nothing_arrived_has_dashes_and_no_figures() -> None:
     line = line_for()
     assert (line.owed, line.delivered, line.coverage, line.latency.count) == (0, 0, None, 0)
     assert line.publications_per_s == 0.0
+
+
+def test_coverage_counts_from_what_was_published_and_from_what_was_injected() -> None:
+    header = msgspec.structs.replace(header_for(batch=10), events=400)
+    row = {
+        "part": DELIVERY, "run": header.run, "channel": "c", "node": "s", "owed": 30,
+        "delivered": 24, "times": 24, "by_history": 0, "accepted": 24, "bytes": 0, "count": 0,
+        "hops": 0,
+    }  # fmt: skip
+    (line,) = summarize([Trace(Path("x"), header, 1)], [row]).lines
+    # 30 publications of the 40 that the application injected.
+    assert (line.coverage, line.coverage_of_injected) == (0.8, 0.6)
+    natural = msgspec.structs.replace(header_for(batch=0), events=400)
+    (line,) = summarize([Trace(Path("x"), natural, 1)], [row]).lines
+    assert (line.coverage, line.coverage_of_injected) == (0.8, None)
+
+
+def test_processes_are_shown_by_node_and_spread_over_all_runs() -> None:
+    runs = [
+        msgspec.structs.replace(HEADER, processes={"b1": ProcessUse("broker", cpu, 0.5, memory)})
+        for cpu, memory in ((1.5, 70.0), (2.5, 90.0))
+    ]
+    listening = [msgspec.structs.replace(run, listening=(Listening("b1", "c"),)) for run in runs]
+    (line,) = summarize([Trace(Path("x"), run, 1) for run in listening], []).lines
+    (node,) = line.nodes
+    assert (node.cpu_s, node.memory_mb) == (4.0, 90.0)
+    assert line.memory_by_node == Spread(160.0, 80.0, 10.0, 90.0, 90.0)
+    assert line_for().memory_by_node is None
+
+
+def test_run_over_slow_links_has_them_in_its_name_and_no_paper_beside() -> None:
+    line = line_for(weather="20 ms")
+    assert line.name == "ab, n=4, 20 ms"
+    assert line.beside == []
 
 
 class Looking(HTMLParser):

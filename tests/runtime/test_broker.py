@@ -39,6 +39,7 @@ from quorumcast.runtime.broker.control import FaultOrder
 from quorumcast.runtime.broker.http import HttpRequest
 from quorumcast.runtime.broker.misbehaviour import MisbehaviourLog
 from quorumcast.runtime.store import store
+from quorumcast.runtime.store.store import DiskStore
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.testing.cells import CellSetup
 
@@ -251,7 +252,7 @@ def test_broker_full_disk_is_told_to_the_machine_and_shown(
             return handle(event, now)
 
         node.driver._handle = listen
-        assert node._store is not None
+        assert isinstance(node._store, DiskStore)
         limit = node._store._database._connection.execute
         limit("PRAGMA max_page_count=10")
         node.driver.carry_out([Persist(record)])

@@ -1,6 +1,7 @@
 """The driver with a toy machine: events in, effects out in order, nothing else."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,10 @@ class Toy:
 
     def sizes(self) -> dict[str, int]:
         return {}
+
+
+def fired(toy: Toy) -> list[Timer]:
+    return [event.timer for event in toy.events if isinstance(event, TimerFired)]
 
 
 class Wires:
@@ -154,15 +159,31 @@ def test_driver_timer_fires_once_moved_by_setting_again_and_not_after_cancelling
         loop = asyncio.get_running_loop()
         # However slowly this is done: whatever is waited for would fire after all the rest.
         driver.carry_out([SetTimer(Tick(1), 86_400_000), SetTimer(Tick(1), 5)])
-        await until(lambda: TimerFired(Tick(1)) in toy.events)
+        await until(lambda: Tick(1) in fired(toy))
         started = loop.time()
         driver.carry_out([SetTimer(Tick(2), 10), SetTimer(Tick(2), 80)])
-        await until(lambda: TimerFired(Tick(2)) in toy.events)
+        await until(lambda: Tick(2) in fired(toy))
         assert loop.time() - started >= 0.078
         driver.carry_out([SetTimer(Tick(3), 1), SetTimer(Tick(4), 20), SetTimer(Tick(5), 10)])
         driver.carry_out([CancelTimer(Tick(5)), CancelTimer(Tick(9))])
-        await until(lambda: TimerFired(Tick(4)) in toy.events)
-        assert toy.events == [TimerFired(Tick(n)) for n in (1, 2, 3, 4)]
+        await until(lambda: Tick(4) in fired(toy))
+        assert fired(toy) == [Tick(n) for n in (1, 2, 3, 4)]
+
+    run(main())
+
+
+def test_driver_timer_tells_how_late_it_fires() -> None:
+    async def main() -> None:
+        toy = Toy()
+        driver = Driver(toy, Wires())
+        driver.carry_out([SetTimer(Tick(1), 10)])
+        busy_until = time.monotonic() + 0.06
+        while time.monotonic() < busy_until:
+            pass
+        await until(lambda: bool(toy.events))
+        (event,) = toy.events
+        assert isinstance(event, TimerFired)
+        assert event.late_ms >= 49
 
     run(main())
 

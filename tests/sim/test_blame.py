@@ -30,9 +30,9 @@ CASES = [
 
 
 def misbehave(policy: str, fault: str) -> CellRun:
-    work = [Act(200 + 40 * n, "submit", PUB1, ORDERS, 1) for n in range(60)]
+    work = [Act(200 + 200 * n, "submit", PUB1, ORDERS, 1) for n in range(60)]
     plan = fifo_plan(policy, Corruption(B2, fault), acts=work)(1)
-    run = CellRun(msgspec.structs.replace(plan, calm_at_ms=2800))
+    run = CellRun(msgspec.structs.replace(plan, calm_at_ms=12_500))
     assert run.perform().violations == []
     return run
 

@@ -82,7 +82,11 @@ def test_draw_has_several_faults_at_once_and_never_too_many_brokers() -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["mute", "partition", "recall", "prove", "read", "extract", "wipe", "stop", "cycle"]
+    "what",
+    [
+        *("mute", "partition", "recall", "prove", "read", "read-promptly", "extract"),
+        *("wipe", "stop", "cycle"),
+    ],
 )
 def test_draw_lets_it_happen(what: str) -> None:
     assert any(act.what == what for seed in range(400) for act in draw(seed).acts)

@@ -11,8 +11,11 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.cells import broker_names, channel_entry, make_simulated_cell
 from quorumcast.sim.cell.judges.facts import CellFacts
 from quorumcast.sim.cell.judges.reading import PATIENCE_MS, ReadToTheEnd
+from quorumcast.sim.cell.known_bad.plans import PUB1, SUB2, fifo_plan
+from quorumcast.sim.cell.run import CellRun
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import Weather
+from quorumcast.sim.kernel.plan import Act
 
 ORDERS = Channel("orders")
 PUB, SUB = NodeId("pub-1"), NodeId("sub-1")
@@ -181,3 +184,13 @@ def test_announced_gap_that_retention_explains_is_not_owed() -> None:
         reading.does(SUB, DeliverGap(STREAM, 1, 2))
         reading.accepts(3, first=3)
         assert reading.broken is broken
+
+
+def test_prompt_reader_joins_at_an_acknowledgement_and_is_owed_what_it_covers() -> None:
+    acts = [Act(50, "read-promptly", SUB2, ORDERS), Act(60, "submit", PUB1, ORDERS, 1)]
+    run = CellRun(fifo_plan("ab", acts=acts, publications=0)(0))
+    assert run.perform().violations == []
+    reader = run.world.facts.reader(SUB2, ORDERS)
+    assert reader is not None
+    assert reader.past is not None
+    assert reader.past.acknowledged == {STREAM: 1}

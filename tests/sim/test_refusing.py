@@ -12,6 +12,8 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.messages import Offer
 from quorumcast.sim.cell.cells import channel_entry, make_simulated_cell
 from quorumcast.sim.cell.judges.refusing import Justified, NoRefusal
+from quorumcast.sim.cell.run import is_honest
+from quorumcast.sim.cell.scenario import draw
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import Weather
 
@@ -28,6 +30,7 @@ def judged(
     message: Message,
     *effects: Effect,
     corruption: int = 0,
+    honest: bool = False,
 ) -> list[str]:
     """What checkers say if a node answers a message with these effects; broker-2 and pub-2 lie."""
     cell = make_simulated_cell(4, 1, [channel_entry("orders", Policy.named("ab"))])
@@ -35,6 +38,7 @@ def judged(
     world = CellWorld(cell, 1, weather, [NoRefusal(), Justified()])
     world.adversary.declare(B2, "alter")
     world.adversary.declare(LIAR, "equivocating-publisher")
+    world.facts.is_honest = honest
     (monitor,) = world._watchers
     monitor.on_event(node, Receive(sender, message, (b"a",)), Millis(1))
     for effect in effects:
@@ -78,6 +82,18 @@ def test_suspicion_of_correct_nodes_alone_is_reported(
     suspect: NodeId, reason: Suspicion, among: tuple[NodeId, ...], broken: list[str]
 ) -> None:
     assert judged(SUB, B1, VOTE, Suspect(suspect, reason, STREAM, 1, among)) == broken
+
+
+def test_suspicion_by_lateness_is_excused_only_where_more_than_slowness_happens() -> None:
+    late = Suspect(B1, Suspicion.SILENT, STREAM, 1)
+    assert judged(SUB, B1, VOTE, late) == []
+    assert judged(SUB, B1, VOTE, late, honest=True) == ["Justified"]
+
+
+def test_runs_without_faults_breaks_and_losses_are_honest() -> None:
+    assert all(is_honest(replace(draw(seed, "ab", "lag"), weather=Weather())) for seed in range(9))
+    assert not any(is_honest(draw(seed, "ab", "silent")) for seed in range(9))
+    assert not any(is_honest(draw(seed, "ab", "partition")) for seed in range(9))
 
 
 def test_contents_that_were_altered_on_the_wire_are_nobodys_fault() -> None:

@@ -227,6 +227,12 @@ FOUND = [
     # A subscriber began to wait for a silent broker only when another one had given up fetching
     # what it lacked: it was told of a gap after both waits, one after the other.
     "direct-crash-lives-991001180",
+    # A publisher on a slow link was still sending a broker what its restarted peer had lost. After
+    # two seconds the broker skipped it, and dropped what it alone held.
+    "direct-crash-crash-recover-996003480",
+    # A history was lost when two brokers restarted; two others held what it named, which no chain
+    # brought again, and a subscriber that had been cut off waited for it.
+    "chain+history-isolation-991009823",
 ]
 
 

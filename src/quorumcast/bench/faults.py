@@ -32,6 +32,7 @@ from quorumcast.bench.run import Progress, Run, run_bench
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
+from quorumcast.manifest.policy import like_of
 
 #: The least share of the fault-free rate.
 BUDGET = 0.8
@@ -89,14 +90,17 @@ def plans(plan: BenchPlan) -> dict[str, BenchPlan]:
     if plan.fault:
         chosen = [plan.fault]
     else:
-        chosen = [entry.name for entry in CATALOGUE.values() if plan.policy in entry.valid_under]
+        chosen = [
+            entry.name for entry in CATALOGUE.values() if like_of(plan.policy) in entry.valid_under
+        ]
         chosen[:0] = CRASHES
     found: dict[str, BenchPlan] = {}
     for fault in chosen:
-        alone = msgspec.structs.replace(plan, fault=fault, skip=False)
+        percent = 100 if fault in CRASHES else plan.percent
+        alone = msgspec.structs.replace(plan, fault=fault, percent=percent, skip=False)
         if alone.promises_delivery():
             found[fault] = alone
-        both = msgspec.structs.replace(plan, fault=fault, skip=True)
+        both = msgspec.structs.replace(alone, skip=True)
         if fault in WITH_SKIPPING and both.promises_delivery():
             found[f"{fault}, a broker skipped"] = both
     if not found:
@@ -137,7 +141,7 @@ def _groups(todo: dict[str, BenchPlan]) -> Iterator[list[str]]:
 
 
 def _fault_free(plan: BenchPlan) -> BenchPlan:
-    return msgspec.structs.replace(plan, fault="", extra_client=plan.extra_client_role)
+    return msgspec.structs.replace(plan, fault="", percent=100, extra_client=plan.extra_client_role)
 
 
 def _row(name: str, plan: BenchPlan, trials: list[Trial]) -> FaultRow:

@@ -25,7 +25,7 @@ from quorumcast.broadcast.messages import Cursor, Open, Pull
 from quorumcast.cell.messages import CELL_FAMILY, Attest, Positions, Subscribe
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.labels import label
-from quorumcast.crypto.digest import Hasher, hasher
+from quorumcast.crypto.digest import Hasher
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.session import Parcel, Refusal, Session, Welcome, encode_parcel
 from quorumcast.manifest.files import read_identity, read_manifest
@@ -237,7 +237,7 @@ def main() -> None:
     if plan.flood:
         for link in links:
             positions = link.positions(channel)
-            messages = FloodMessages(identity.name, channel, hasher(manifest.digest), positions)
+            messages = FloodMessages(identity.name, channel, manifest.hash, positions)
             link.begin(KINDS[plan.flood](messages))
         flood(links, lambda: bool(counters.signalled(Signal.STOP)))
     while not counters.signalled(Signal.END):

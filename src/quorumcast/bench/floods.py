@@ -86,7 +86,8 @@ class FloodBench(Bench):
         (before, loads_before), (after, loads) = self._samples[0], self._samples[-1]
         return FloodMeasurement(
             report,
-            after.cpu_s["broker"] - before.cpu_s["broker"],
+            self._processes.by_role(after.cpu_s)["broker"]
+            - self._processes.by_role(before.cpu_s)["broker"],
             _of_flooders(loads, "cpu_s") - _of_flooders(loads_before, "cpu_s"),
             int(_of_flooders(loads, "paused")),
             int(_of_flooders(loads, "disconnected")),

@@ -1,22 +1,26 @@
-"""The suites `freeman` and `fit`: measurements of two papers, repeated beside their figures.
+"""The suite `fit`: the measurements of a paper, repeated beside its figures.
 
-Their brokers had a machine each and ours share this one, so ratios between rows say more than
-ratios to the papers. Runs of different rows alternate, so that a busy minute does not affect one
-row alone; the median of a row's runs counts.
+Its brokers had a machine each and ours share this one, so ratios between rows say more than ratios
+to the paper. Runs of different rows alternate, so that a busy minute does not affect one row alone;
+the median of a row's runs counts.
 
-*Freeman* (§7.3.1, §7.3.2) has one event of 56 bytes per publication. *FIT-Broker* (§5.2) has events
-of 253 bytes and ten channels with two subscribers each. Its best figure counts, for any number of
-publishers. It has five tests of four kinds of channels:
+*FIT-Broker* (§5.2) has events of 253 bytes and ten channels with two subscribers each. Ratios are
+to its best figure, for any number of publishers. It has five tests of four kinds of channels:
 
     normal           nothing goes wrong (§5.2.1)
     crash, recover   f brokers are killed in the middle and come back (§5.2.2)
     lying            one broker lies to everybody (§5.2.3); not for crash-only protection
     f = 2            more brokers (§5.2.4)
     batches          a hundred events in a publication (§5.2.5)
+
+The full suite is the document's: 1 to 10 publishers on each channel, subscribers that poll four
+times a second, and a crash of the same brokers every minute. Our publishers and subscribers use all
+channels, so 10 and 2 processes do what its 100 and 20 clients did.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 
 import msgspec
@@ -33,30 +37,6 @@ from quorumcast.bench.run import Progress, Run, run_bench
 from quorumcast.core.quorum import minimum_brokers
 from quorumcast.manifest.policy import Policy
 
-#: (name, policy, α, brokers, Freeman's publications per second if he gives a figure).
-FREEMAN_LINES: tuple[tuple[str, str, int, int, int], ...] = (
-    ("AB", "ab", 0, 4, 11_000),
-    ("AB α=10", "ab+history", 10, 4, 0),
-    ("AB α=100", "ab+history", 100, 4, 0),
-    ("BRB", "brb", 0, 4, 850),
-    ("Chain", "chain", 0, 4, 1_750),
-    ("Chain α=10", "chain+history", 10, 4, 0),
-    ("Chain α=100", "chain+history", 100, 4, 0),
-    ("AB", "ab", 0, 7, 7_400),
-    ("AB α=100", "ab+history", 100, 7, 0),
-)
-
-#: Freeman's latencies at the highest throughput in milliseconds (figures 7.3 to 7.7), by policy, α
-#: and brokers: the values of FREEMAN_STATISTICS.
-FREEMAN_LATENCIES_MS: dict[tuple[str, int, int], tuple[float, float, float]] = {
-    ("ab", 0, 4): (0.7, 1.0, 2.4),
-    ("ab+history", 10, 4): (2.3, 6.0, 33.9),
-    ("brb", 0, 4): (29.5, 14.7, 64.1),
-    ("chain", 0, 4): (1.7, 0.4, 3.4),
-    ("chain+history", 10, 4): (2.4, 0.9, 5.8),
-}
-FREEMAN_STATISTICS = ("mean", "deviation", "99 %")
-
 FIT_SIZE = 253
 FIT_CHANNELS = 10
 FIT_SUBSCRIBERS = 2
@@ -70,73 +50,36 @@ FIT_KINDS = {
     "total": "Byzantine, ordered",
 }
 NORMAL, CRASH, LYING, TWO, BATCHES = "normal", "crash, recover", "lying", "f = 2", "batches"
-#: The best events per second in FIT-Broker's tables 5.3 to 5.7; only one has crash protection.
-FIT_FIGURES = {
-    (NORMAL, "direct-crash"): 12_269,
-    (NORMAL, "total-crash"): 4_555,
-    (NORMAL, "direct"): 10_362,
-    (NORMAL, "total"): 4_201,
-    (CRASH, "direct"): 10_416,
-    (CRASH, "total"): 3_960,
-    (LYING, "direct"): 10_218,
-    (LYING, "total"): 4_032,
-    (TWO, "direct"): 6_688,
-    (TWO, "total"): 2_667,
-    (BATCHES, "direct"): 641_436,
-    (BATCHES, "total"): 292_397,
+#: Events per second in FIT-Broker's tables 5.3 to 5.7, for 1 to 10 publishers on each channel; only
+#: one table has crash protection.
+FIT_TABLES: dict[tuple[str, str], tuple[int, ...]] = {
+    (NORMAL, "direct-crash"): (7194, 10582, 12269, 12121, 11834, 10989, 10256, 9950, 9523, 8695),
+    (NORMAL, "total-crash"): (3081, 3114, 4357, 4424, 4535, 4555, 4439, 4415, 4364, 4185),
+    (NORMAL, "direct"): (5797, 9803, 10362, 10101, 10052, 9523, 8298, 8403, 6622, 6116),
+    (NORMAL, "total"): (4201, 3120, 2936, 2770, 2808, 2962, 3095, 3007, 2867, 2797),
+    (CRASH, "direct"): (5934, 9174, 10101, 10309, 10416, 9852, 9174, 8928, 8264, 7751),
+    (CRASH, "total"): (3960, 3472, 2994, 3257, 2923, 3110, 3255, 3338, 3676, 3387),
+    (LYING, "direct"): (5996, 9442, 10218, 10173, 10025, 9467, 8679, 8502, 7104, 6763),
+    (LYING, "total"): (4032, 3016, 2812, 3039, 2822, 3189, 2985, 2657, 2594, 2566),
+    (TWO, "direct"): (4474, 6688, 6578, 5934, 5291, 4662, 4291, 4175, 3577, 2954),
+    (TWO, "total"): (2525, 2547, 2577, 2604, 2612, 2624, 2667, 2645, 2636, 2603),
+    (BATCHES, "direct"): (
+        *(405_515, 608_272, 641_436, 636_537, 626_174),
+        *(620_732, 618_046, 604_229, 603_864, 595_238),
+    ),
+    (BATCHES, "total"): (
+        *(225_225, 267_379, 268_817, 271_739, 268_817),
+        *(274_725, 276_243, 282_485, 292_397, 267_737),
+    ),
 }
-
-
-class FreemanRow(msgspec.Struct, frozen=True):
-    """One policy."""
-
-    name: str
-    policy: str
-    alpha: int
-    brokers: int
-    publications_per_s: float
-    latency_p50_ms: float | None
-    freeman_pps: int
-    #: As a multiple of Freeman's figure.
-    ratio: float | None
-    #: As a multiple of plain AB with four brokers in the same suite.
-    to_ab: float | None
-    lost: int
-    duplicated: int
-    altered: int
-
-
-def run_freeman(
-    plan: BenchPlan, runs: int, progress: Progress = lambda stage: None
-) -> list[FreemanRow]:
-    """Run every row of FREEMAN_LINES so many times."""
-    reports: dict[int, list[BenchReport]] = {index: [] for index in range(len(FREEMAN_LINES))}
-    for round_ in range(runs):
-        for index, (name, policy, alpha, brokers, _) in enumerate(FREEMAN_LINES):
-            progress(f"{name}, {brokers} brokers, run {round_ + 1} of {runs}")
-            single = msgspec.structs.replace(
-                plan, policy=policy, alpha=alpha or plan.alpha, brokers=brokers, f=None
-            )
-            reports[index].append(run_bench(single))
-    base = median(report.publications_per_s for report in reports[0])
-    return [_freeman_row(index, found, base) for index, found in reports.items()]
-
-
-def _freeman_row(index: int, reports: list[BenchReport], base: float) -> FreemanRow:
-    name, policy, alpha, brokers, freeman = FREEMAN_LINES[index]
-    rate = median(report.publications_per_s for report in reports)
-    return FreemanRow(
-        name=name,
-        policy=policy,
-        alpha=alpha,
-        brokers=brokers,
-        publications_per_s=round(rate, 1),
-        latency_p50_ms=median_latency(reports),
-        freeman_pps=freeman,
-        ratio=round(rate / freeman, 2) if freeman else None,
-        to_ab=round(rate / base, 2) if base else None,
-        **totals(reports, "lost", "duplicated", "altered"),
-    )
+#: The best of each.
+FIT_FIGURES = {key: max(figures) for key, figures in FIT_TABLES.items()}
+#: The full suite: publishers on each channel, seconds between polls and between crashes, and the
+#: least seconds of a run with crashes.
+FULL_PUBLISHERS = range(1, 11)
+FULL_POLL_S = 0.25
+FULL_CRASH_S = 60.0
+FULL_CRASHING_S = 150.0
 
 
 class FitRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,12 +91,16 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     durable: bool
     brokers: int
     f: int
+    #: Publishers on each channel.
+    publishers: int
     events_per_s: float
     latency_p50_ms: float | None
-    #: FIT-Broker's figure, and ours as a multiple of it; None where it has none.
+    #: FIT-Broker's figure for so many publishers, and its best; ours as a multiple of the best.
+    #: None where it has none.
     fit_events_per_s: int | None
+    fit_best: int | None
     ratio: float | None
-    #: As a multiple of the normal test of the same kind in this suite.
+    #: As a multiple of the normal test of the same kind and publishers in this suite.
     to_normal: float | None
     lost: int
     duplicated: int
@@ -187,16 +134,50 @@ def fit_plans(plan: BenchPlan) -> dict[tuple[str, str], BenchPlan]:
     return found
 
 
+def full_fit_plans(plan: BenchPlan) -> list[dict[tuple[str, str], BenchPlan]]:
+    """The plans of the full suite, for each number of publishers."""
+    sweep = []
+    for publishers in FULL_PUBLISHERS:
+        cast = msgspec.structs.replace(plan, publishers=publishers, poll_every=FULL_POLL_S)
+        plans = fit_plans(cast)
+        for key, single in plans.items():
+            if single.fault == CRASH_RECOVER:
+                seconds = max(plan.seconds, FULL_CRASHING_S)
+                plans[key] = msgspec.structs.replace(
+                    single, seconds=seconds, crash_every=FULL_CRASH_S
+                )
+        sweep.append(plans)
+    return sweep
+
+
 def run_fit(
-    plan: BenchPlan, runs: int, progress: Progress = lambda stage: None, run: Run = run_bench
+    plan: BenchPlan,
+    runs: int,
+    progress: Progress = lambda stage: None,
+    run: Run = run_bench,
+    *,
+    full: bool = False,
+    keep: Callable[[list[FitRow]], None] = lambda rows: None,
 ) -> list[FitRow]:
-    """Run every test so many times."""
-    todo = fit_plans(plan)
+    """Run every test so many times; `keep` gets all rows so far after each number of publishers."""
+    rows: list[FitRow] = []
+    for todo in full_fit_plans(plan) if full else [fit_plans(plan)]:
+        rows += _run_fit(todo, runs, progress, run)
+        keep(rows)
+    return rows
+
+
+def _run_fit(
+    todo: dict[tuple[str, str], BenchPlan], runs: int, progress: Progress, run: Run
+) -> list[FitRow]:
     reports: dict[tuple[str, str], list[BenchReport]] = {key: [] for key in todo}
     for round_ in range(runs):
         for index, (key, single) in enumerate(todo.items(), 1):
             test, policy = key
-            progress(f"{test}: {FIT_KINDS[policy]} ({index} of {len(todo)}, run {round_ + 1})")
+            progress(
+                f"{test}: {FIT_KINDS[policy]} ({index} of {len(todo)}, run {round_ + 1}, "
+                f"publishers: {single.publishers})"
+            )
             reports[key].append(run(single))
     normal = {
         policy: median(report.events_per_s for report in found)
@@ -212,7 +193,9 @@ def _fit_row(
     test: str, policy: str, plan: BenchPlan, reports: list[BenchReport], normal: float
 ) -> FitRow:
     rate = median(report.events_per_s for report in reports)
-    figure = FIT_FIGURES.get((test, policy))
+    best = FIT_FIGURES.get((test, policy))
+    figures = FIT_TABLES.get((test, policy), ())
+    same = figures[plan.publishers - 1 : plan.publishers]
     return FitRow(
         test=test,
         kind=FIT_KINDS[policy],
@@ -220,10 +203,12 @@ def _fit_row(
         durable=plan.durable,
         brokers=plan.brokers,
         f=plan.tolerated(),
+        publishers=plan.publishers,
         events_per_s=round(rate, 1),
         latency_p50_ms=median_latency(reports),
-        fit_events_per_s=figure,
-        ratio=round(rate / figure, 2) if figure else None,
+        fit_events_per_s=same[0] if same else None,
+        fit_best=best,
+        ratio=round(rate / best, 2) if best else None,
         to_normal=round(rate / normal, 2) if normal else None,
         **totals(reports, "lost", "duplicated", "altered", "disordered"),
         sound=all(report.sound(plan) for report in reports),

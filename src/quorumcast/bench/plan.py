@@ -20,11 +20,14 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.quorum import largest_f
-from quorumcast.crypto.digest import hasher
+from quorumcast.crypto.digest import REPRODUCTION_HASHERS, hasher
+from quorumcast.crypto.mac import REPRODUCTION_MACS, mac_factory
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
-from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.policy import Policy, like_of
 from quorumcast.runtime.digests import choose_digest
+from quorumcast.runtime.links.wan import WanPlan
+from quorumcast.traces.form import ProcessUse
 
 #: Faults beside the catalogue: kill -9 of f brokers after a third of the run, for good or with a
 #: restart soon after.
@@ -43,6 +46,11 @@ FAULT_TARGETS = {"drop-kind": ("Vote",), "censor-node": ("subscriber-1",)}
 WINDOW = 512
 #: The same in events, where the client packs events into publications by itself.
 NATURAL_WINDOW = 16_384
+#: Bytes in the windows of all publishers, at most: what processor caches do not hold measures the
+#: memory of the machine.
+IN_FLIGHT_BYTES = 16 * 1024 * 1024
+#: Both are so many times as large where subscribers poll: what waits for a poll is in the window.
+POLLED = 4
 #: Default of `stall_timeout` where the policy promises delivery (the machine may be busy), and
 #: where it does not.
 PROMISED_S, UNPROMISED_S = 60.0, 4.0
@@ -54,7 +62,7 @@ def lie_of(policy: str) -> str:
     """The fault that `--fault lie` means for a policy; empty if it tolerates only crashes."""
     if Policy.named(policy).crash_only:
         return ""
-    return next((lie for lie in LIES if policy in CATALOGUE[lie].valid_under), "")
+    return next((lie for lie in LIES if like_of(policy) in CATALOGUE[lie].valid_under), "")
 
 
 class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,12 +83,20 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1
     seconds: float = 5.0
     warmup: float = 1.0
+    #: Events that each publisher publishes, without warm-up; 0 publishes for `seconds`.
+    events: int = 0
     #: Events per second and publisher; 0 publishes as fast as subscribers accept.
     rate: float = 0.0
     #: Events on a channel that a publisher has posted and not all accepted; 0 is the default.
     window: int = 0
+    #: Seconds between two polls of a subscriber; 0 takes what arrives at once.
+    poll_every: float = 0.0
     #: A fault of the catalogue, or one of CRASHES.
     fault: str = ""
+    #: With CRASH_RECOVER: seconds until the first crash and from each to the next; 0 is one crash.
+    crash_every: float = 0.0
+    #: The percentage of messages that the fault affects, where it can choose.
+    percent: int = 100
     #: Whether publishers skip a broker where WITH_SKIPPING says so.
     skip: bool = True
     #: The role of an honest extra client; if the fault is a client's, there is one anyway.
@@ -89,7 +105,15 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     flooders: int = 0
     flood: str = ""
     flood_seats: int = 1
+    #: The one-way delay of every link in milliseconds, its jitter, and the percentage of packets
+    #: that are lost (`runtime.links.wan`); and delays of single links, as "NAME:NAME=MS".
+    latency: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    links: tuple[str, ...] = ()
     digest: str = "auto"
+    #: A broken digest or MAC makes the run's cell one for reproducing figures.
+    mac: str = "blake2b"
     tls: bool = False
     #: Whether brokers write what they vote for to disk first; with total order, contents too.
     durable: bool = False
@@ -105,12 +129,24 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("brokers", "publishers", "subscribers", "channels"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be 1 or more")
-        if self.batch < 0 or self.rate < 0 or self.window < 0:
-            raise UsageError("--batch, --rate and --window must be 0 or more")
+        if min(self.batch, self.rate, self.window, self.events) < 0:
+            raise UsageError("--batch, --rate, --window and --events must be 0 or more")
+        if self.poll_every < 0 or self.crash_every < 0:
+            raise UsageError("--poll-every and --crash-every must be 0 or more")
+        if self.crash_every and (self.fault != CRASH_RECOVER or self.crash_every >= self.seconds):
+            raise UsageError(
+                f"--crash-every is for --fault {CRASH_RECOVER}, and less than --seconds"
+            )
         if self.seconds <= 0 or self.warmup < 0:
             raise UsageError("--seconds must be more than 0 and --warmup 0 or more")
+        if not 1 <= self.percent <= 100:
+            raise UsageError("--percent is 1 to 100")
+        if self.percent < 100 and self.fault not in CATALOGUE:
+            raise UsageError("--percent is for a fault of 'quorumcast faults list'; name it")
+        self.wan()
         self.channel_policy()
-        hasher(choose_digest(self.digest))
+        hasher(choose_digest(self.digest), reproduction=True)
+        mac_factory(self.mac, reproduction=True)
         if self.fault and self.fault not in CRASHES and self.fault not in CATALOGUE:
             known = ", ".join((*CRASHES, LIE, *CATALOGUE))
             raise UsageError(f"there is no fault {self.fault!r}; choose one of {known}")
@@ -127,6 +163,40 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return Policy.named(
             self.policy, self.alpha, self.alpha_max, journal=self.durable, limits=limits
         )
+
+    def algorithms(self) -> dict[str, Any]:
+        """The fields of the manifest about algorithms."""
+        digest = choose_digest(self.digest)
+        broken = digest in REPRODUCTION_HASHERS or self.mac in REPRODUCTION_MACS
+        return {"digest": digest, "mac": self.mac, "reproduction": broken or msgspec.UNSET}
+
+    def wan(self) -> WanPlan | None:
+        """The delays of all links; None for links without any."""
+        if min(self.latency, self.jitter, self.loss) < 0 or self.loss > 50:
+            raise UsageError("--latency and --jitter must be 0 or more, and --loss from 0 to 50")
+        links = {}
+        for text in self.links:
+            link, _, delay = text.partition("=")
+            names = link.split(":")
+            if len(names) != 2 or not delay.replace(".", "", 1).isdecimal():
+                raise UsageError(f"{text!r} is no link; write --link broker-1:broker-2=40")
+            links[link] = float(delay)
+        if not (self.latency or self.jitter or self.loss or links):
+            return None
+        return WanPlan(
+            latency_ms=self.latency, jitter_ms=self.jitter, loss_percent=self.loss, links=links
+        )
+
+    @property
+    def weather(self) -> str:
+        """The delays of links, for people; empty for links without any."""
+        parts = (
+            f"{self.latency:g} ms" if self.latency else "",
+            f"jitter {self.jitter:g} ms" if self.jitter else "",
+            f"loss {self.loss:g} %" if self.loss else "",
+            *self.links,
+        )
+        return ", ".join(part for part in parts if part)
 
     def tolerated(self) -> int:
         """f: as given, or the largest that this policy tolerates with so many brokers."""
@@ -147,7 +217,10 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The window in events."""
         if self.window:
             return self.window
-        return self.batch * WINDOW if self.batch else NATURAL_WINDOW
+        usual = self.batch * WINDOW if self.batch else NATURAL_WINDOW
+        share = IN_FLIGHT_BYTES // (self.size * self.counted_lanes)
+        polled = POLLED if self.poll_every else 1
+        return max(polled * min(usual, share), 4 * self.batch, 1)
 
     @property
     def stall_timeout_s(self) -> float:
@@ -163,7 +236,11 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
             return policy.live
         if self.skips and policy.may_split and not policy.has_history:
             return False
-        return self.policy in CATALOGUE[self.fault].valid_under
+        return like_of(self.policy) in CATALOGUE[self.fault].valid_under
+
+    def events_on(self, channel: int) -> int:
+        """Of the events of a publisher, those on one channel; 0 if there is no fixed number."""
+        return (self.events + self.channels - 1 - channel) // self.channels if self.events else 0
 
     # --------------------------------------------------------------- processes
 
@@ -217,7 +294,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fault_label(self) -> str:
         """The fault as headers of traces name it."""
-        return f"{self.fault} and skipping" if self.skips else self.fault
+        share = f" at {self.percent} %" if self.percent < 100 else ""
+        return f"{self.fault}{share}{' and skipping' if self.skips else ''}"
 
     def faulty_brokers(self, brokers: list[str]) -> list[str]:
         """The brokers that misbehave or are killed: f of them, and at least one."""
@@ -275,6 +353,10 @@ class LatencySample(msgspec.Struct, frozen=True):
     p50: float | None = None
     p99: float | None = None
     mean: float | None = None
+    deviation: float | None = None
+    p90: float | None = None
+    p999: float | None = None
+    most: float | None = None
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
@@ -292,6 +374,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
     size: int
     batch: int
     fault: str
+    #: The percentage of messages that the fault affected.
+    percent: int
     seconds: float
     publications_per_s: float
     events_per_s: float
@@ -299,6 +383,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
     #: Processor time of all processes per event accepted by a subscriber.
     cpu_us_per_event: float | None
     cpu_us_per_event_by_role: dict[str, float]
+    #: Processor time and memory of each process, by node.
+    processes: dict[str, ProcessUse] = {}
     published: int
     #: Events accepted by the subscriber that accepted least.
     delivered: int
@@ -310,13 +396,21 @@ class BenchReport(msgspec.Struct, kw_only=True):
     by_history: int
     suspicions: Suspicions
     evidence: int
+    #: Suspicions of correct nodes, by reason.
+    correct_suspected: dict[str, int] = msgspec.field(default_factory=dict)
     trace: str = ""
     observe: str = ""
+    #: The delays that were put into the links.
+    weather: str = ""
 
     def sound(self, plan: BenchPlan) -> bool:
-        """Whether the cell kept what it promises under this plan."""
+        """Whether the cell kept what it promises under this plan.
+
+        Without a fault, nobody is to be suspected.
+        """
         wrong = self.duplicated or self.altered or self.disordered
-        return not wrong and (self.lost == 0 or not plan.promises_delivery())
+        calm = bool(plan.fault) or not self.correct_suspected
+        return not wrong and calm and (self.lost == 0 or not plan.promises_delivery())
 
 
 def totals(reports: Iterable[object], *counters: str) -> dict[str, Any]:
@@ -329,6 +423,13 @@ def median_latency(reports: Iterable[BenchReport]) -> float | None:
     """The median of several runs' median latencies."""
     found = [report.latency_ms.p50 for report in reports if report.latency_ms.p50 is not None]
     return median(found) if found else None
+
+
+def suspicions_of_correct(suspicions: Suspicions, faulty: Iterable[str]) -> dict[str, int]:
+    """How often each reason was given for suspecting a node that is not faulty."""
+    liars = frozenset(faulty)
+    wrong = [reasons for suspect, reasons in suspicions.items() if suspect not in liars]
+    return dict(sum(map(Counter, wrong), Counter[str]()))
 
 
 def merge_suspicions(parts: Iterable[Mapping[Any, Mapping[str, int]]]) -> Suspicions:

@@ -25,6 +25,7 @@ from quorumcast.bench.plan import (
     LatencySample,
     Suspicions,
     merge_suspicions,
+    suspicions_of_correct,
     totals,
 )
 from quorumcast.bench.run import GRACE_S, TICK_S, Progress, WorkerBed, latency
@@ -127,13 +128,19 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     deliveries_per_s: float
     latency_ms: LatencySample
     suspicions: Suspicions
+    #: Suspicions of correct nodes, by reason.
+    correct_suspected: dict[str, int]
     evidence: int
     topics: dict[str, TopicReport]
 
     def sound(self, plan: ReplayPlan) -> bool:
-        """Whether the cell kept what it promises under this plan."""
+        """Whether the cell kept what it promises under this plan.
+
+        Without a fault, nobody is to be suspected.
+        """
         wrong = self.duplicated or self.altered or self.disordered
-        return not wrong and (self.lost == 0 or not plan.cell.promises_delivery())
+        calm = bool(plan.cell.fault) or not self.correct_suspected
+        return not wrong and calm and (self.lost == 0 or not plan.cell.promises_delivery())
 
 
 class ReplayRun:
@@ -143,6 +150,7 @@ class ReplayRun:
         self.plan = plan
         self._directory = directory
         self._progress = progress
+        self._faulty: list[str] = []
         self._workload = read_workload(Path(plan.workload))
         self._workers = WorkerBed(directory, arrow=bool(plan.cell.trace))
         trace = plan.cell.trace
@@ -158,6 +166,8 @@ class ReplayRun:
             trace=Path(trace) if trace else None,
             log_level="warning",
         )
+        manifest = msgspec.structs.replace(self._cluster.manifest, **plan.cell.algorithms())
+        self._cluster.write_manifest(manifest)
         (directory / "replay.json").write_bytes(msgspec.json.encode(plan))
         self._counters = ReplayCounters(directory / "counters", plan.processes, create=True)
 
@@ -167,9 +177,12 @@ class ReplayRun:
             self._progress("starting processes")
             with self._cluster:
                 cell, brokers = self.plan.cell, list(map(str, self._cluster.brokers))
-                for faulty in brokers[: max(cell.tolerated(), 1)] if cell.fault else []:
+                self._faulty = brokers[: max(cell.tolerated(), 1)] if cell.fault else []
+                for faulty in self._faulty:
                     targets = cell.fault_targets(brokers)
-                    self._cluster.make_lie(faulty, cell.fault, victims=targets)
+                    self._cluster.make_lie(
+                        faulty, cell.fault, percent=cell.percent, victims=targets
+                    )
                 for index in range(self.plan.processes):
                     arguments = [str(self._directory), str(index), str(self._workers.lifeline)]
                     self._workers.spawn(share_name(index), "quorumcast.bench.replayer", *arguments)
@@ -231,6 +244,7 @@ class ReplayRun:
         }
         expected = sum(topic.expected for topic in topics.values())
         delivered = sum(topic.delivered for topic in topics.values())
+        suspicions = merge_suspicions(result.suspicions for result in results)
         return ReplayReport(
             workload=plan.workload,
             policy=plan.cell.policy,
@@ -248,7 +262,8 @@ class ReplayRun:
             events_per_s=round(sum(published.values()) / seconds, 1) if seconds else 0.0,
             deliveries_per_s=round(delivered / seconds, 1) if seconds else 0.0,
             latency_ms=latency([ns for result in results for ns in result.latencies_ns]),
-            suspicions=merge_suspicions(result.suspicions for result in results),
+            suspicions=suspicions,
+            correct_suspected=suspicions_of_correct(suspicions, self._faulty),
             evidence=sum(result.evidence for result in results),
             topics=topics,
         )

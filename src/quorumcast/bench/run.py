@@ -2,9 +2,10 @@
 
     start brokers → start workers → all ready → START … WARM … (fault) … STOP → drain → END
 
-Rates are counted between WARM and STOP, from what the slowest subscriber accepted. Every event that
-was published since START must arrive by the end, once and unaltered. The run ends when all have
-arrived, or when none has for `stall_timeout`: what is missing then is lost.
+Rates are counted between WARM and STOP, from what the slowest subscriber accepted. A run of a fixed
+number of events has no warm-up and stops when all have arrived, or when the last of them has. Every
+event that was published since START must arrive by the end, once and unaltered. The run ends when
+all have arrived, or when none has for `stall_timeout`: what is missing then is lost.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 import psutil
 
 from quorumcast.bench.counters import BenchCounters, Signal
@@ -33,6 +36,7 @@ from quorumcast.bench.plan import (
     Suspicions,
     WorkerResult,
     merge_suspicions,
+    suspicions_of_correct,
     totals,
 )
 from quorumcast.cell import CELL_SYSTEM
@@ -40,10 +44,11 @@ from quorumcast.cell.tracing import CellParameters
 from quorumcast.core.errors import UsageError
 from quorumcast.core.version import __version__
 from quorumcast.runtime.digests import choose_digest
+from quorumcast.runtime.links.wan import wan_host
 from quorumcast.testing.bed import Bed
 from quorumcast.testing.cluster import LocalCluster
 from quorumcast.traces.drafts import directory_at
-from quorumcast.traces.form import BENCH, Header, Listening, place_for, write_header
+from quorumcast.traces.form import BENCH, Header, Listening, ProcessUse, place_for, write_header
 
 READY_TIMEOUT_S = 120.0
 EXIT_TIMEOUT_S = 60.0
@@ -67,43 +72,77 @@ class Sample(msgspec.Struct):
     at_ns: int
     #: By subscriber: events and publications accepted.
     accepted: list[tuple[int, int]]
-    #: Processor seconds by role.
+    #: Processor seconds, and bytes of resident memory, by node.
     cpu_s: dict[str, float]
+    memory: dict[str, int]
 
 
 class ProcessorTime:
-    """Processor time of all processes, by role; that of killed ones is kept."""
+    """Processor time and memory of all processes; the time of killed ones is kept."""
 
     def __init__(self) -> None:
-        self._watched: list[tuple[str, psutil.Process]] = []
-        #: Time of processes that ended.
+        #: By node: its role and its process; None once that was killed.
+        self._watched: dict[str, tuple[str, psutil.Process | None]] = {}
+        #: Time of processes that ended, by node.
         self._ended: dict[str, float] = {}
 
-    def watch(self, role: str, pid: int) -> None:
-        """Count a process from now on."""
-        self._watched.append((role, psutil.Process(pid)))
+    def watch(self, role: str, node: str, pid: int) -> None:
+        """Count a node's process from now on."""
+        self._watched[node] = (role, psutil.Process(pid))
 
-    def retire(self, pid: int) -> None:
+    def retire(self, node: str) -> None:
         """A process is about to be killed: keep the time that it has used."""
-        for entry in [entry for entry in self._watched if entry[1].pid == pid]:
-            role, process = entry
-            self._ended[role] = self._ended.get(role, 0.0) + self._time(process)
-            self._watched.remove(entry)
+        role, process = self._watched[node]
+        self._ended[node] = self._ended.get(node, 0.0) + self._time(process)
+        self._watched[node] = (role, None)
 
-    def cpu_s(self) -> dict[str, float]:
-        """Processor seconds so far, by role."""
-        total = dict(self._ended)
-        for role, process in self._watched:
-            total[role] = total.get(role, 0.0) + self._time(process)
+    def by_node(self) -> dict[str, float]:
+        """Processor seconds so far, by node."""
+        return {
+            node: self._ended.get(node, 0.0) + self._time(process)
+            for node, (_, process) in self._watched.items()
+        }
+
+    def by_role(self, by_node: dict[str, float]) -> dict[str, float]:
+        """The sums of such seconds by role."""
+        total: dict[str, float] = {}
+        for node, seconds in by_node.items():
+            role = self._watched[node][0]
+            total[role] = total.get(role, 0.0) + seconds
         return total
 
+    def use(self, warm: Sample, stop: Sample) -> dict[str, ProcessUse]:
+        """What every process used between two samples."""
+        seconds = (stop.at_ns - warm.at_ns) / 1e9
+        used = {node: at_stop - warm.cpu_s.get(node, 0.0) for node, at_stop in stop.cpu_s.items()}
+        return {
+            node: ProcessUse(
+                self._watched[node][0],
+                round(cpu_s, 3),
+                round(cpu_s / seconds, 3),
+                round(stop.memory.get(node, 0) / 2**20, 1),
+            )
+            for node, cpu_s in used.items()
+        }
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of resident memory by node; 0 for one that was killed."""
+        return {node: self._memory(process) for node, (_, process) in self._watched.items()}
+
     @staticmethod
-    def _time(process: psutil.Process) -> float:
+    def _time(process: psutil.Process | None) -> float:
         try:
-            times = process.cpu_times()
+            times = None if process is None else process.cpu_times()
         except psutil.Error:
             return 0.0
-        return float(times.user + times.system)
+        return 0.0 if times is None else float(times.user + times.system)
+
+    @staticmethod
+    def _memory(process: psutil.Process | None) -> int:
+        try:
+            return 0 if process is None else int(process.memory_info().rss)
+        except psutil.Error:
+            return 0
 
 
 class WorkerBed(Bed):
@@ -178,6 +217,10 @@ class Bench:
         self._processes = ProcessorTime()
         self._workers = WorkerBed(directory, arrow=bool(plan.trace or plan.observe))
         policy = plan.channel_policy()
+        host, delays = "127.0.0.1", plan.wan()
+        if delays is not None:
+            host = wan_host(directory / "wan.json", host)
+            (directory / "wan.json").write_bytes(msgspec.json.encode(delays))
         self._cluster = LocalCluster(
             brokers=plan.brokers,
             f=plan.tolerated(),
@@ -185,14 +228,13 @@ class Bench:
             channels={plan.channel_name(i): policy for i in range(plan.channels)},
             directory=directory,
             tls=plan.tls,
+            host=host,
             trace=Path(plan.trace) if plan.trace else None,
             observe=Path(plan.observe) if plan.observe else None,
             log_level="warning",
         )
-        digest = choose_digest(plan.digest)
-        if digest != self._cluster.manifest.digest:
-            manifest = msgspec.structs.replace(self._cluster.manifest, digest=digest)
-            self._cluster.write_manifest(manifest)
+        manifest = msgspec.structs.replace(self._cluster.manifest, **plan.algorithms())
+        self._cluster.write_manifest(manifest)
         self._brokers = list(map(str, self._cluster.brokers))
         #: The header of the trace; None if there is no trace.
         self._header: Header | None = None
@@ -208,7 +250,7 @@ class Bench:
             self._progress("starting processes")
             with self._cluster:
                 for broker in self._brokers:
-                    self._processes.watch("broker", self._cluster.pid(broker))
+                    self._processes.watch("broker", broker, self._cluster.pid(broker))
                 self._inject_fault()
                 self._start_workers()
                 self._workers.wait_ready(
@@ -234,25 +276,30 @@ class Bench:
         plan, brokers = self.plan, self._brokers
         if plan.fault not in CRASHES:
             for faulty in plan.faulty_brokers(brokers):
-                self._cluster.make_lie(faulty, plan.fault, victims=plan.fault_targets(brokers))
+                victims = plan.fault_targets(brokers)
+                self._cluster.make_lie(faulty, plan.fault, percent=plan.percent, victims=victims)
 
     def _start_workers(self) -> None:
         for role, index in self.plan.workers():
             arguments = [str(self._directory), role, str(index), str(self._workers.lifeline)]
             module = f"quorumcast.bench.{'flooder' if role == 'flooder' else 'worker'}"
-            worker = self._workers.spawn(self.plan.name_of(role, index), module, *arguments)
-            self._processes.watch(role, worker.pid)
+            name = self.plan.name_of(role, index)
+            worker = self._workers.spawn(name, module, *arguments)
+            self._processes.watch(role, name, worker.pid)
 
     def _check_workers(self) -> None:
         self._workers.check()
 
     def _sample(self) -> Sample:
         accepted = [self._counters.accepted(i) for i in range(self.plan.subscribers)]
-        return Sample(time.monotonic_ns(), accepted, self._processes.cpu_s())
+        use = self._processes
+        return Sample(time.monotonic_ns(), accepted, use.by_node(), use.memory())
 
     def _measure(self) -> tuple[Sample, Sample]:
         plan, counters = self.plan, self._counters
         self._progress("measuring")
+        if plan.events:
+            return self._measure_all()
         counters.signal(Signal.START)
         time.sleep(plan.warmup)
         self._wait_for_events([0] * len(self._counts()))
@@ -271,6 +318,17 @@ class Bench:
         counters.signal(Signal.STOP)
         return warm, stop
 
+    def _measure_all(self) -> tuple[Sample, Sample]:
+        """Measure a fixed number of events, from the first to the last."""
+        start = self._sample()
+        self._counters.signal(Signal.WARM, start.at_ns)
+        self._counters.signal(Signal.START, start.at_ns)
+        ended = self._wait_complete(self._kill() if self.plan.fault in CRASHES else iter(()))
+        stop = self._sample()
+        stop.at_ns = int(ended * 1e9)
+        self._counters.signal(Signal.STOP)
+        return start, stop
+
     def _wait_for_events(self, before: list[int]) -> None:
         """Wait until every count has grown: on a busy machine the time may be over before."""
         if not self.plan.promises_delivery():
@@ -288,13 +346,23 @@ class Bench:
         return posted + [self._counters.accepted(i)[0] for i in range(self.plan.subscribers)]
 
     def _kill(self) -> Iterator[None]:
-        """Kill f brokers after a third of the time and perhaps restart them; a step per tick."""
+        """Kill f brokers after a third of the time, or so often, and perhaps restart them.
+
+        A step per tick.
+        """
+        every = self.plan.crash_every
+        end = time.monotonic() + self.plan.seconds
+        yield from self._kill_after(every or self.plan.seconds / 3)
+        while every and time.monotonic() + every < end:
+            yield from self._kill_after(every)
+
+    def _kill_after(self, wait_s: float) -> Iterator[None]:
         victims = self.plan.faulty_brokers(self._brokers)
-        kill_at = time.monotonic() + self.plan.seconds / 3
+        kill_at = time.monotonic() + wait_s
         while time.monotonic() < kill_at:
             yield
         for victim in victims:
-            self._processes.retire(self._cluster.pid(victim))
+            self._processes.retire(victim)
             self._cluster.kill(victim)
         if self.plan.fault != CRASH_RECOVER:
             return
@@ -303,24 +371,37 @@ class Bench:
             yield
         for victim in victims:
             self._cluster.restart(victim)
-            self._processes.watch("broker", self._cluster.pid(victim))
+            self._processes.watch("broker", victim, self._cluster.pid(victim))
             yield
 
     def _drain(self) -> None:
         """Wait until all events have arrived, or none has for `stall_timeout`."""
         self._progress("waiting for the last events")
+        self._wait_complete(iter(()))
+        time.sleep(GRACE_S)
+        self._counters.signal(Signal.END)
+
+    def _wait_complete(self, meanwhile: Iterator[None]) -> float:
+        """Wait until all events have arrived, or none has for `stall_timeout`.
+
+        Takes a step per tick; returns when the last event arrived.
+        """
         counters = self._counters
         seen, since = -1, time.monotonic()
         while not counters.complete():
             self._check_workers()
+            next(meanwhile, None)
             total = sum(counters.accepted(i)[0] for i in range(self.plan.subscribers))
             if total != seen:
                 seen, since = total, time.monotonic()
             elif time.monotonic() - since > self.plan.stall_timeout_s:
                 break
             time.sleep(TICK_S)
-        time.sleep(GRACE_S)
-        counters.signal(Signal.END)
+        else:
+            since = time.monotonic()
+        for _ in meanwhile:
+            time.sleep(TICK_S)
+        return since
 
     def _finish_trace(self, warm: Sample, stop: Sample) -> None:
         """Complete the header with what was measured; readers skip a trace without that."""
@@ -330,6 +411,7 @@ class Bench:
                 from_ns=warm.at_ns,
                 upto_ns=stop.at_ns,
                 events=self._counters.total_posted(),
+                processes=self._processes.use(warm, stop),
             )
             write_header(Path(self.plan.trace), header)
 
@@ -342,6 +424,13 @@ class Bench:
         statuses = [self._cluster.status(broker)["suspicions"] for broker in correct]
         return merge_suspicions([*(result.suspicions for result in results), *statuses])
 
+    def _faulty(self) -> list[str]:
+        """The nodes that misbehave or are killed."""
+        plan = self.plan
+        extra = [plan.name_of(*worker) for worker in plan.workers() if plan.is_extra(*worker)]
+        liars = [plan.name_of("publisher", i) for i in range(plan.publishers) if plan.skips]
+        return [*plan.faulty_brokers(self._brokers), *extra, *liars]
+
     def _report(
         self, warm: Sample, stop: Sample, results: list[WorkerResult], suspicions: Suspicions
     ) -> BenchReport:
@@ -353,12 +442,15 @@ class Bench:
             for before, after in zip(warm.accepted, stop.accepted, strict=True)
         ]
         slowest = min(rates)
-        used = {role: stop.cpu_s[role] - warm.cpu_s.get(role, 0.0) for role in stop.cpu_s}
+        processes = self._processes.use(warm, stop)
+        used = self._processes.by_role({node: use.cpu_s for node, use in processes.items()})
         handled = sum(events for events, _ in rates) / len(rates) * seconds
         by_brokers = len(list((self._directory / "evidence").glob("*.evidence")))
         return BenchReport(
             **plan.cell_parameters(),
             fault=plan.fault,
+            percent=plan.percent,
+            weather=plan.weather,
             seconds=round(seconds, 3),
             publications_per_s=round(slowest[1], 1),
             events_per_s=round(slowest[0], 1),
@@ -367,11 +459,13 @@ class Bench:
             cpu_us_per_event_by_role={
                 role: round(time_s / handled * 1e6, 2) for role, time_s in used.items() if handled
             },
+            processes=processes,
             published=published,
             delivered=min(result.accepted for result in subscribers),
             lost=sum(published - result.accepted for result in subscribers),
             **totals(subscribers, "duplicated", "altered", "disordered", "by_history"),
             suspicions=suspicions,
+            correct_suspected=suspicions_of_correct(suspicions, self._faulty()),
             evidence=sum(result.evidence for result in results) + by_brokers,
             trace=plan.trace,
             observe=plan.observe,
@@ -391,6 +485,7 @@ def trace_header(plan: BenchPlan, brokers: list[str]) -> Header:
         rate=plan.rate,
         durable=plan.durable,
         tls=plan.tls,
+        weather=plan.weather,
         digest=choose_digest(plan.digest),
     )
     return Header(
@@ -407,7 +502,7 @@ def trace_header(plan: BenchPlan, brokers: list[str]) -> Header:
 
 
 def latency(samples_ns: list[int]) -> LatencySample:
-    """Median, 99th percentile and mean of sampled latencies, in milliseconds."""
+    """Percentiles, mean and deviation of sampled latencies, in milliseconds."""
     if not samples_ns:
         return LatencySample()
     ordered = sorted(samples_ns)
@@ -416,7 +511,15 @@ def latency(samples_ns: list[int]) -> LatencySample:
     def quantile(share: float) -> float:
         return round(ordered[round(last * share)] / 1e6, 3)
 
-    return LatencySample(quantile(0.5), quantile(0.99), round(sum(ordered) / len(ordered) / 1e6, 3))
+    return LatencySample(
+        p50=quantile(0.5),
+        p99=quantile(0.99),
+        mean=round(fmean(ordered) / 1e6, 3),
+        deviation=round(float(np.std(ordered)) / 1e6, 3),
+        p90=quantile(0.9),
+        p999=quantile(0.999),
+        most=quantile(1.0),
+    )
 
 
 def run_bench(plan: BenchPlan, progress: Progress = lambda stage: None) -> BenchReport:

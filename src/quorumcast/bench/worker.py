@@ -5,7 +5,8 @@ sets its counter `ready`, works from START to END and writes `NAME.result.json`.
 
 A *publisher* keeps at most a window of events that the slowest subscriber has not accepted: brokers
 never wait for subscribers, so an unlimited publisher would only measure how fast subscribers fall
-behind. With a rate it publishes on a schedule instead, whoever falls behind. A *subscriber* checks
+behind. With a rate it publishes on a schedule instead, whoever falls behind. It stops at STOP, or
+after the plan's number of events. A *subscriber* checks
 every event (`bench.events`) and samples latencies. The *extra client* (`bench.plan`) is one of both
 and commits the plan's fault if it is a client's; it starts at WARM, so that its fault is measured.
 """
@@ -20,6 +21,7 @@ import select
 import sys
 import threading
 import time
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -55,9 +57,11 @@ LONGEST_WAIT_S = 0.05
 BURST = 64
 NATURAL_BURST = 512
 BATCHED_BURST = 8192
+#: Batches that are made as one block, at most: most of the cost of making a small block is fixed.
+BATCHES_PER_BLOCK = 8
 #: Publications that a subscriber takes at a time.
 TAKE = 512
-#: Latencies sampled from each take, and kept in total.
+#: Latencies sampled from each take, and kept in total; of a fixed number of events, all are kept.
 SAMPLES_PER_TAKE = 16
 MOST_SAMPLES = 200_000
 
@@ -158,8 +162,9 @@ class Worker:
     def _faults(self, manifest: Manifest, identity: Identity) -> tuple[Fault, ...]:
         victims = tuple(self.plan.skipped_brokers(list(manifest.broker_ids)))
         name = SKIP if victims and self.result.role == "publisher" else ""
+        percent = 100
         if self.extra:
-            name = self.plan.fault
+            name, percent = self.plan.fault, self.plan.percent
         if not name:
             return ()
         context = FaultContext(
@@ -167,6 +172,7 @@ class Worker:
             manifest,
             manifest.keyring(identity),
             random.Random(self.index),
+            percent=percent,
             victims=victims,
         )
         return (make_fault(name, context),)
@@ -222,9 +228,9 @@ class PublisherWorker(Worker):
         self._bursts_per_turn = max(1, BATCHED_BURST // plan.batch) if plan.batch > 1 else 1
 
     async def measure(self) -> None:
-        """Publish until STOP."""
+        """Publish until STOP, or all of a fixed number of events."""
         start = self.counters.signalled(Signal.START)
-        while not self.counters.signalled(Signal.STOP):
+        while not (self.counters.signalled(Signal.STOP) or self._all_posted()):
             if self.plan.rate:
                 await asyncio.sleep(self._on_schedule(start))
             else:
@@ -233,15 +239,28 @@ class PublisherWorker(Worker):
         for channel in range(self.plan.channels):
             self.counters.set_finished(self.plan.lane(self.index, channel))
 
+    def _all_posted(self) -> bool:
+        return all(self._left(channel) <= 0 for channel in range(self.plan.channels))
+
+    def _left(self, channel: int) -> float:
+        """How many events are still to be posted on a channel."""
+        if self.plan.events and not self.extra:
+            return self.plan.events_on(channel) - self._posted[channel]
+        return inf
+
     def _as_fast_as_accepted(self) -> bool:
         window = self.plan.events_under_way()
         busy = False
         for channel in range(self.plan.channels):
             lane = self.plan.lane(self.index, channel)
             under_way = self._posted[channel] - self.counters.accepted_by_all(lane)
-            for _ in range(min(self._bursts_per_turn, (window - under_way) // self._burst)):
-                if not self._post(channel, self._burst):
+            room = min(self._bursts_per_turn, (window - under_way) // self._burst)
+            while room > 0:
+                bursts = min(room, BATCHES_PER_BLOCK) if self.plan.batch > 1 else 1
+                count = int(min(bursts * self._burst, self._left(channel)))
+                if not count or not self._post(channel, count):
                     break
+                room -= bursts
                 busy = True
         return busy
 
@@ -251,11 +270,14 @@ class PublisherWorker(Worker):
         due = int((time.monotonic_ns() - start) / 1e9 * rate) + 1
         for channel in range(channels):
             share = (due + channels - 1 - channel) // channels
-            while (count := min(share - self._posted[channel], self._burst)) > 0:
+            while (count := self._due(channel, share)) > 0:
                 if not self._post(channel, count):
                     break
         wait = start / 1e9 + due / rate - time.monotonic_ns() / 1e9
         return min(max(wait, 0.0), LONGEST_WAIT_S)
+
+    def _due(self, channel: int, share: int) -> int:
+        return int(min(share - self._posted[channel], self._burst, self._left(channel)))
 
     def _post(self, channel: int, count: int) -> bool:
         """Post a burst; whether the publisher took at least one event."""
@@ -266,8 +288,12 @@ class PublisherWorker(Worker):
         posted = 0
         try:
             if plan.batch > 1:
-                publisher.post_batch(events.as_batch(block, plan.size))
-                posted = count
+                whole = memoryview(block)
+                while posted < count:
+                    upto = min(posted + plan.batch, count)
+                    part = whole[posted * plan.size : upto * plan.size]
+                    publisher.post_batch(events.as_batch(part, plan.size))
+                    posted = upto
             else:
                 for payload in events.split(block, plan.size):
                     publisher.post(payload)
@@ -309,8 +335,11 @@ class SubscriberWorker(Worker):
         return check.lane < self.plan.counted_lanes
 
     async def _listen(self, subscription: Subscription) -> None:
+        every = self.plan.poll_every
         while True:
-            items = await subscription.take(TAKE)
+            if every:
+                await asyncio.sleep(every)
+            items = await subscription.take(max(TAKE, subscription.waiting) if every else TAKE)
             if not items:
                 return
             now = time.monotonic_ns()
@@ -342,8 +371,9 @@ class SubscriberWorker(Worker):
             self.index, check.lane, check.counts.accepted - before, publications
         )
         warm, samples = self.counters.signalled(Signal.WARM), self.result.latencies_ns
-        if warm and self._is_counted(check) and len(samples) < MOST_SAMPLES:
-            step = max(len(memoryview(block)) // self.plan.size // SAMPLES_PER_TAKE, 1)
+        if warm and self._is_counted(check) and (self.plan.events or len(samples) < MOST_SAMPLES):
+            taken = len(memoryview(block)) // self.plan.size
+            step = 1 if self.plan.events else max(taken // SAMPLES_PER_TAKE, 1)
             times = events.sent_times(block, self.plan.size, step)
             samples.extend([now - sent for sent in times if sent >= warm])
 

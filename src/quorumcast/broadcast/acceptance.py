@@ -81,15 +81,18 @@ class Acceptor:
 
     __slots__ = (
         "_accepted",
+        "_dissenters",
         "_hash",
         "_keep",
+        "_liars",
         "_pending_bytes",
         "_ranges",
         "_rule",
-        "_split_by",
         "_window",
+        "is_split",
         "last_vote",
         "next",
+        "refused",
         "start",
         "stream",
     )
@@ -102,11 +105,16 @@ class Acceptor:
         hash_: Hasher,
         limits: Limits,
         *,
-        may_split: bool = False,
+        may_split: int | None = None,
     ) -> None:
         self.stream = stream
-        #: Others that may be to blame where brokers differ: a publisher that may lie to them.
-        self._split_by = (stream.publisher,) if may_split else ()
+        #: So many brokers may lie (f), on a channel whose publisher can make correct ones differ.
+        self._liars = may_split
+        #: Brokers that voted for something else than what was accepted, until they are more than f:
+        #: then one of them is correct, and forwarded what its publisher sent to it.
+        self._dissenters: dict[NodeId, None] = {}
+        #: Whether votes show in this way that the publisher sent brokers different contents.
+        self.is_split = False
         #: The number whose turn it is; everything from `start` to below it was delivered once.
         self.next = first
         self.start = first
@@ -121,6 +129,8 @@ class Acceptor:
         #: Digests delivered lately: to recognise dissent, and for receipts.
         # Ordered: finding the oldest key of a dict that loses its front all the time takes a walk.
         self._accepted: OrderedDict[int, Digest] = OrderedDict()
+        #: The highest number whose body came when there was no room for it.
+        self.refused = 0
         #: The highest number that each broker voted on.
         self.last_vote: dict[NodeId, int] = {}
 
@@ -163,6 +173,11 @@ class Acceptor:
                 found.extend(range(span.first, number))
         return found[:limit]
 
+    def undecided(self, end: int) -> int:
+        """How many numbers below `end`, from the next one on, nothing has decided."""
+        decided = (span.first for span in self._ranges.all() if span.decided is not None)
+        return max(0, min(end, min(decided, default=end)) - self.next)
+
     def voters(self, number: int) -> list[NodeId]:
         """Brokers that voted for what a lacking number was decided to be."""
         span = self._ranges.get(number)
@@ -194,6 +209,8 @@ class Acceptor:
         """
         self._rule = rule
         self.last_vote = {b: self.last_vote.get(b, self.next - 1) for b in brokers}
+        # Of the members of each epoch f may lie.
+        self._dissenters = {b: None for b in self._dissenters if b in brokers}
         for span in self._ranges.all():
             span.tally.retain(brokers)
             if span.decided is None:
@@ -245,9 +262,10 @@ class Acceptor:
         if self.accepted_run(first, len(digests) // DIGEST_SIZE) == digests:
             return []
         return [
-            self._suspect(broker, Suspicion.DISSENT, number)
+            told
             for number, digest in enumerate(split_digests(digests), first)
             if self._accepted.get(number, digest) != digest
+            for told in self._dissents(broker, number)
         ]
 
     def _vote_in_range(
@@ -324,6 +342,7 @@ class Acceptor:
             return []
         size = sum(map(len, bodies))
         if self._pending_bytes + size > MAX_PENDING_BYTES and span.first != self.next:
+            self.refused = max(self.refused, span.first + span.count - 1)
             return [Drop(DropReason.OVER_LIMIT, broker)]
         for place, (digest, body) in enumerate(zip(split_digests(digests), bodies, strict=True)):
             if not self._genuine(body, digest):
@@ -380,16 +399,34 @@ class Acceptor:
             effects.append(
                 Deliver(self.stream, number, digest, body, votes, dissent, span.by_history)
             )
-            effects += [self._suspect(broker, Suspicion.DISSENT, number) for broker in dissent]
+            effects += [told for broker in dissent for told in self._dissents(broker, number)]
         self.next = span.first + span.count
         while len(self._accepted) > self._keep:
             self._accepted.popitem(last=False)
         return effects
 
+    def _dissents(self, broker: NodeId, number: int) -> list[Suspect]:
+        """Suspect a broker that differs from the others, or its publisher.
+
+        If either may be to blame, all dissent of one broker on this stream is one suspicion: it
+        does not grow more certain with every number. Once more than f brokers have differed the
+        publisher equivocates.
+        """
+        if self._liars is None or self.is_split:
+            return [self._suspect(broker, Suspicion.DISSENT, number)]
+        if broker in self._dissenters:
+            return []
+        self._dissenters[broker] = None
+        self.is_split = len(self._dissenters) > self._liars
+        return [self._suspect(broker, Suspicion.DISSENT, number)]
+
     def _suspect(self, broker: NodeId, reason: Suspicion, number: int) -> Suspect:
-        """Suspect a broker that differs from the others, or its publisher."""
-        among = (broker, *self._split_by) if self._split_by else ()
-        return Suspect(broker, reason, self.stream, number, among)
+        if self._liars is None:
+            return Suspect(broker, reason, self.stream, number)
+        if self.is_split:
+            # What any broker said of this stream says nothing about the broker.
+            return Suspect(self.stream.publisher, Suspicion.SPLIT, self.stream, number)
+        return Suspect(broker, reason, self.stream, number, (broker, self.stream.publisher))
 
     def skip_to(self, number: int) -> None:
         """Give up on what nobody holds any longer."""

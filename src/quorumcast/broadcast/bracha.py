@@ -321,14 +321,21 @@ class Bracha(Carrier):
         return self._echo(run.first, instance, value)
 
     def _on_repeated_publish(self, event: Receive, run: Publish, value: bytes) -> list[Effect]:
-        instance = self._instances.get(run.first)
-        if instance is None:
-            said = self._done[run.first][0] if run.first in self._done else None
-        else:
-            said = instance.echoed
+        said = self._said(run.first)
         if said is not None and said != value:
             return self._conflict(event, run.first)
         return dropped(event, DropReason.DUPLICATE)
+
+    def _said(self, first: int) -> bytes | None:
+        """What this broker echoed at a number, or what was delivered there."""
+        instance = self._instances.get(first)
+        if instance is None:
+            return self._done[first][0] if first in self._done else None
+        return instance.echoed
+
+    def spoke_for(self, first: int, value: bytes) -> bool:
+        """Whether this broker echoed the same run at a number, or delivered it."""
+        return self._said(first) == value
 
     def _conflict(self, event: Receive, first: int) -> list[Effect]:
         return [

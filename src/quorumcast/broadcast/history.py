@@ -1,7 +1,7 @@
 """History: a fast protocol for every publication, Bracha for the digests of every α of them.
 
-Guarantees: the speed of the fast protocol (authenticated broadcast or chain) and Bracha's totality:
-what one correct subscriber accepts all do, at most 2α publications later (Fairness).
+Guarantees: nearly the speed of the fast protocol (authenticated broadcast or chain), and Bracha's
+totality: what one correct subscriber accepts all do, at most 2α publications later (Fairness).
 
     publisher ──Publish──▶ brokers              every publication, the fast way
     publisher ──Publish on the history lane──▶ Bracha ──Vote──▶ subscribers      every α
@@ -290,6 +290,8 @@ class History(Carrier):
         """Bodies that were fetched: taken if a history names their digests."""
         wanted, taken, before = self._wanted(), False, self.ledger.next
         effects: list[Effect] = []
+        #: What comes next here, written at once.
+        fresh: list[tuple[Digest, bytes]] = []
         for number, (digest, body) in enumerate(
             zip(split_digests(run.digests), event.bodies, strict=False), run.first
         ):
@@ -301,8 +303,8 @@ class History(Carrier):
                     Suspect(event.sender, Suspicion.BAD_BODY, self.stream, number),
                 ]
                 break
-            if number == self.ledger.next:
-                self.ledger.append(digest, body)
+            if number == before + len(fresh):
+                fresh.append((digest, body))
             elif self._learned.get(number) == digest:
                 # Only what the cell has settled overrules what this broker vouched for; a history
                 # that merely waits is no more than its publisher's claim.
@@ -310,8 +312,9 @@ class History(Carrier):
             else:
                 continue
             taken = True
+        self.ledger.extend([digest for digest, _ in fresh], [body for _, body in fresh])
         self._forget_learned(range(run.first, run.first + len(event.bodies)))
-        fetched = self.ledger.digests(before, self.ledger.next - before)
+        fetched = b"".join([digest for digest, _ in fresh])
         if fetched and not self._policy.chained:
             # This broker answers with it from now on, so the journal must hold it. On a chain it
             # cannot vouch without the MACs that come with a number.
@@ -507,8 +510,10 @@ class History(Carrier):
 
     def _compare(self, event: Receive, echo: Echo) -> list[Effect]:
         """A peer echoes another history than the one we saw: ask to see it."""
+        if event.sender == self._view.me or self._bracha.spoke_for(echo.first, echo.run):
+            return []  # the usual case
         seen = self._seen.body(echo.first)
-        if seen is None or event.sender == self._view.me:
+        if seen is None:
             return []
         digest = self._view.hash(seen)
         if root(echo.first, digest) == echo.run:

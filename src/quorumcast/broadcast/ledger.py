@@ -3,8 +3,8 @@
 A ledger holds base … next-1. It is the broker's memory of what it vouches for: a number is written
 once, and only a settled history may correct it. Replays, pulls and signed statements read from it.
 
-Runs are written, read and dropped as a whole: the work for each of their publications is done by
-dictionaries and `map`, not by Python.
+Runs are written, read and dropped as a whole (`shelf`): nothing is done in Python for each of their
+publications.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from itertools import accumulate
 
 import msgspec
 
+from quorumcast.broadcast.shelf import Shelf
 from quorumcast.broadcast.times import Search, Times
 from quorumcast.core.errors import ensure
 from quorumcast.core.ids import Digest, Millis, NodeId
@@ -49,12 +50,11 @@ class Ledger:
     """Consecutive publications of one stream, as many of the newest as its quota allows."""
 
     __slots__ = (
-        "_bodies",
         "_bytes",
-        "_digests",
         "_incarnation",
         "_marks",
         "_orders",
+        "_shelf",
         "_times",
         "base",
         "floor",
@@ -72,9 +72,8 @@ class Ledger:
         self.quota = Quota(limits)
         self._incarnation = 0
         self.quota.enter(0, self)
-        #: Digests and contents by number; the keys are exactly base … next-1.
-        self._digests: dict[int, Digest] = {}
-        self._bodies: dict[int, bytes] = {}
+        #: Digests and contents of exactly base … next-1.
+        self._shelf = Shelf(base)
         #: The chain that a number came by, if it came by one.
         self._orders: dict[int, Order] = {}
         #: Sum of the sizes of all bodies, and of those beyond `settled`.
@@ -101,11 +100,11 @@ class Ledger:
         self.settles = False
 
     def __len__(self) -> int:
-        return len(self._digests)
+        return len(self._shelf)
 
     def share(self, quota: Quota, incarnation: int) -> None:
         """Count with the other lives of the publisher, before anything is written."""
-        ensure(not self._digests, "a ledger joins its quota while it is empty")
+        ensure(not self._shelf, "a ledger joins its quota while it is empty")
         self.quota = quota
         self._incarnation = incarnation
         quota.enter(incarnation, self)
@@ -123,12 +122,12 @@ class Ledger:
     @property
     def unsettled(self) -> int:
         """How many publications are held that are not settled."""
-        return len(self._digests) - self.kept
+        return len(self._shelf) - self.kept
 
     @property
     def exhausted(self) -> bool:
         """Whether retention has dropped everything that was ever written."""
-        return self.begun and not self._digests and self.floor >= self.next
+        return self.begun and not self._shelf and self.floor >= self.next
 
     @property
     def begun(self) -> bool:
@@ -158,7 +157,7 @@ class Ledger:
 
     def digest(self, number: int) -> Digest | None:
         """The digest of a number, if it is still held."""
-        return self._digests.get(number)
+        return self._shelf.digest(number)
 
     def take(
         self, first: int, digests: Sequence[Digest], bodies: Sequence[bytes], order: Order = ()
@@ -171,7 +170,7 @@ class Ledger:
         new = max(first, self.next)
         offset = new - first
         for number, digest in enumerate(digests[:offset], first):
-            if self._digests.get(number, digest) != digest:
+            if self._shelf.digest(number) not in (None, digest):
                 return AppendResult(number, conflict=number)
         if order or self._orders:
             held = range(max(first, self.base), min(new, first + len(digests)))
@@ -190,10 +189,9 @@ class Ledger:
         settled = self._settled_among(numbers)
         settled_bytes = size if settled == count else sum(map(len, bodies[:settled]))
         quota = self.quota
-        if settled and not self._digests:
+        if settled and not self._shelf:
             quota.stock(self._incarnation)
-        self._digests.update(zip(numbers, digests, strict=True))
-        self._bodies.update(zip(numbers, bodies, strict=True))
+        self._shelf.extend(digests, bodies)
         if order:
             self._orders.update(dict.fromkeys(numbers, order))
         self.next += count
@@ -216,10 +214,8 @@ class Ledger:
         quota.stock(life)
         self.settled = max(self.settled, self.base - 1)
         self.base -= len(bodies)
-        numbers = range(self.base, self.base + len(bodies))
-        self._digests.update(zip(numbers, digests, strict=True))
-        self._bodies.update(zip(numbers, bodies, strict=True))
-        self._times.changed(numbers)
+        self._shelf.prepend(digests, bodies)
+        self._times.changed(range(self.base, self.base + len(bodies)))
         self._bytes += size
         quota.publications += len(bodies)
         quota.held_bytes += size
@@ -227,7 +223,7 @@ class Ledger:
 
     def wait_for_settling(self) -> None:
         """Count nothing as settled before brokers have settled it."""
-        ensure(not self._digests, "a ledger waits from the beginning")
+        ensure(not self._shelf, "a ledger waits from the beginning")
         self.settles, self.settled = True, 0
 
     def settle(self, upto: int) -> None:
@@ -241,7 +237,9 @@ class Ledger:
         quota = self.quota
         if first == self.base:
             quota.stock(self._incarnation)
-        size = sum(map(len, map(self._bodies.__getitem__, numbers)))
+        # Usually all that waits is settled.
+        everything = numbers.stop == self.next
+        size = self.unsettled_bytes if everything else self._shelf.size(first, numbers.stop)
         self.unsettled_bytes -= size
         quota.settle(len(numbers), size)
 
@@ -250,7 +248,8 @@ class Ledger:
         end = max(self.base, upto + 1)
         if end < self.next:
             lost = range(end, self.next)
-            self._drop(lost)
+            self._count_dropped(lost)
+            self._shelf.cut(len(lost))
             self._times.changed(lost)
             self.next = end
         self.unrepeated = MAX_NUMBER
@@ -273,9 +272,9 @@ class Ledger:
 
     def correct(self, number: int, digest: Digest, body: bytes) -> None:
         """Replace what a lying publisher told us by what the cell has settled on."""
-        held = self._bodies.get(number)
-        if held is not None:
-            self._digests[number], self._bodies[number] = digest, body
+        if self._shelf.digest(number) is not None:
+            held = self._shelf.body(number)
+            self._shelf.correct(number, digest, body)
             self._orders.pop(number, None)
             self._times.changed(range(number, number + 1))
             more = len(body) - len(held)
@@ -290,6 +289,7 @@ class Ledger:
         """Begin at a number, before anything is written: an earlier life dropped the rest."""
         ensure(not self.begun, "a ledger begins once")
         self.start = self.base = self.next = self.floor = number
+        self._shelf.clear(number)
 
     def join(self, base: int, fresh: int, *, trusted: bool) -> bool:
         """Believe a publisher about where to go on; True if that leaves numbers out.
@@ -311,8 +311,7 @@ class Ledger:
         """Start anew at a later number: the publisher no longer holds what lies before."""
         if number > self.next:
             self.quota.empty(self)
-            self._digests.clear()
-            self._bodies.clear()
+            self._shelf.clear(number)
             self._orders.clear()
             self._times.clear()
             self._bytes = self.unsettled_bytes = 0
@@ -320,18 +319,18 @@ class Ledger:
 
     def since(self, search: Search, *, labelled: bool) -> int:
         """The first held number stamped at or after a time, or one before it; `next` if none."""
-        return self._times.first(search, self.base, self.next, self._bodies.__getitem__, labelled)
+        return self._times.first(search, self.base, self.next, self._shelf.body, labelled)
 
     def size_from(self, number: int) -> int:
         """Bytes of the contents held from a number on."""
-        numbers = range(max(number, self.base), self.next)
-        return sum(map(len, map(self._bodies.__getitem__, numbers)))
+        first = max(number, self.base)
+        return self._shelf.size(first, self.next) if first < self.next else 0
 
     def digests(self, first: int, count: int) -> bytes | None:
         """The digests of a range, if all of it is held."""
         if first < self.base or first + count > self.next:
             return None
-        return b"".join(map(self._digests.__getitem__, range(first, first + count)))
+        return b"".join(self._shelf.digests(first, first + count))
 
     def read(self, first: int, count: int, max_bytes: int) -> StoredRun | None:
         """What is held from a number on: same chain, within these limits."""
@@ -343,7 +342,7 @@ class Ledger:
         if self._orders:
             way = self._orders.get
             stop = next((n for n in range(first, stop) if way(n, ()) != order), stop)
-        bodies = tuple(map(self._bodies.__getitem__, range(first, stop)))
+        bodies = tuple(self._shelf.bodies(first, stop))
         fitting = max(1, bisect_right([*accumulate(map(len, bodies))], max_bytes))
         bodies = bodies[:fitting]
         return StoredRun(first, self.digests(first, len(bodies)) or b"", bodies, order)
@@ -355,24 +354,32 @@ class Ledger:
     def let_go(self, count: int) -> None:
         """Let go of the oldest publications: retention does not keep them."""
         gone = range(self.base, self.base + count)
-        self._drop(gone)
+        self._drop(count)
         self.base = gone.stop
-        if self.base > self.settled or not self._digests:
+        if self.base > self.settled or not self._shelf:
             self.quota.drain()
         self._times.gone(gone)
         self.floor = max(self.floor, self.base)
 
-    def _drop(self, numbers: range) -> None:
-        sizes = [*map(len, map(self._bodies.pop, numbers))]
-        deque(map(self._digests.pop, numbers), maxlen=0)
+    def _drop(self, count: int) -> None:
+        """Drop the first of what is in memory."""
+        self._count_dropped(range(self._shelf.start, self._shelf.start + count))
+        self._shelf.drop(count)
+
+    def _count_dropped(self, numbers: range) -> None:
+        """Count less for these, which are about to be dropped."""
         if self._orders:
             for number in numbers:
                 self._orders.pop(number, None)
+        size = self._shelf.size(numbers.start, numbers.stop)
         settled = self._settled_among(numbers)
-        size, settled_bytes = sum(sizes), sum(sizes[:settled])
+        settled_bytes = size
+        if settled < len(numbers):
+            settled_bytes = self._shelf.size(numbers.start, numbers.start + settled)
         self._bytes -= size
         self.unsettled_bytes -= size - settled_bytes
-        self.quota.remove(settled, settled_bytes, len(sizes) - settled, size - settled_bytes)
+        unsettled = len(numbers) - settled
+        self.quota.remove(settled, settled_bytes, unsettled, size - settled_bytes)
 
 
 def _kept(ledger: Ledger) -> int:

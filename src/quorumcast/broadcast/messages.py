@@ -115,12 +115,24 @@ class Contents(Message, frozen=True, array_like=True):
     digests: Digests
 
 
+class Custom(Message, frozen=True, array_like=True):
+    """A message of a protocol of another package, which alone gives it a meaning.
+
+    No journal knows it, so it must not bind the broker that sends it; votes, echoes and readies do.
+    """
+
+    stream: Stream
+    kind: Count
+    first: Count = 0
+    data: Annotated[bytes, Meta(max_length=limits.MAX_CUSTOM_BYTES)] = b""
+
+
 def highest_number(message: Message) -> int:
     """The highest number that a message about a stream names."""
     match message:
         case Open(base=base, fresh=fresh):
             return max(base, fresh)
-        case Publish() | ChainRun() | Echo() | Ready() | Contents() | Pull():
+        case Publish() | ChainRun() | Echo() | Ready() | Contents() | Pull() | Custom():
             return message.first
         case _:
             return 0

@@ -192,6 +192,11 @@ class FanOutSender:
         return [broker for broker, p in self._progress.items() if p.acked < self.next - 1]
 
     @property
+    def watches(self) -> bool:
+        """Whether ticks are needed although nothing is unfinished."""
+        return False
+
+    @property
     def unfinished(self) -> bool:
         """Whether a broker that can be reached has not acknowledged everything."""
         return any(p.connected and p.acked < self.next - 1 for p in self._progress.values())
@@ -370,8 +375,11 @@ class FanOutSender:
         for first in done_with:
             del self._runs[first]
 
-    def tick(self) -> list[Effect]:
-        """Repeat what brokers that can be reached do not acknowledge."""
+    def tick(self, late_ms: int = 0) -> list[Effect]:
+        """Repeat what brokers that can be reached do not acknowledge.
+
+        `late_ms`: how much later than it was due the tick comes.
+        """
         effects: list[Effect] = []
         for broker, progress in self._progress.items():
             if not progress.connected or progress.acked >= self.next - 1:

@@ -12,6 +12,7 @@ from quorumcast.broadcast.messages import (
     ChainRun,
     Contents,
     Cursor,
+    Custom,
     Echo,
     Open,
     Outlived,
@@ -101,12 +102,14 @@ class Unsubscribe(Message, frozen=True, array_like=True):
 class Positions(Message, frozen=True, array_like=True):
     """The answer to a subscription: every stream of the channel that this broker knows.
 
-    `join` is that of the `Subscribe` that it answers.
+    `join` is that of the `Subscribe` that it answers, and so is `bodies`: whether votes come with
+    contents from here on.
     """
 
     channel: ChannelName
     positions: Annotated[tuple[Position, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
     join: Count = 0
+    bodies: bool = False
 
 
 class Vote(Message, frozen=True, array_like=True):
@@ -195,10 +198,10 @@ class Accusation(Message, frozen=True, array_like=True):
 
 CellMessage = (
     Open | Finish | Publish | ChainRun | Ack | Outlived | Refuse | Echo | Ready | Subscribe
-    | Unsubscribe | Positions | Vote | Pull | Contents | Missed | Attest | Checkpoint | Survey
-    | Regain | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData | Sync
-    | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead | ChunkQuery | Chunk | Taken
-    | PastQuery | Past | Accusation | Reached
+    | Unsubscribe | Positions | Vote | Pull | Contents | Custom | Missed | Attest | Checkpoint
+    | Survey | Regain | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData
+    | Sync | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead | ChunkQuery | Chunk
+    | Taken | PastQuery | Past | Accusation | Reached
 )  # fmt: skip
 
 #: What brokers tell a client only as a publisher. `Refuse` may be about either of its roles.

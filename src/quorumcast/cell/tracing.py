@@ -32,6 +32,8 @@ class CellParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     size: int | None = None
     durable: bool = False
     tls: bool = False
+    #: Delays that were put into the links, as people read them.
+    weather: str = ""
     digest: str = ""
 
 

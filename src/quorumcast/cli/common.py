@@ -105,6 +105,12 @@ def console(*, stderr: bool = False, width: int = PLAIN_WIDTH) -> Console:
     return Console(stderr=stderr, highlight=False, emoji=False, width=None if terminal else width)
 
 
+def warn(text: str) -> None:
+    """Print a warning on standard error, where it does not mix with results; "" is none."""
+    if text:
+        console(stderr=True).print(f"warning: {text}", markup=False, soft_wrap=True)
+
+
 def table(
     *columns: str,
     right: tuple[str, ...] = (),

@@ -7,10 +7,11 @@ never. Each check raises `UsageError` with a sentence that says what to give ins
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from quorumcast.core.envelope import MAX_VALID_MS, microseconds_of
 from quorumcast.core.errors import UsageError
@@ -40,6 +41,27 @@ def check_timeout(timeout_s: object) -> None:
     """Check a timeout; None is unlimited."""
     if timeout_s is not None:
         check_times(timeout_s=timeout_s)
+
+
+class Poll(NamedTuple):
+    """How many events a poll returns, and for how many it waits."""
+
+    most: int
+    at_least: int
+
+
+def check_poll(n: int | None, at_least: int | None, timeout_s: float | None) -> Poll:
+    """Check the arguments of `poll`."""
+    check_timeout(timeout_s)
+    if n is not None:
+        check_counts(n=n)
+    if at_least is None:
+        at_least = int(timeout_s is not None)
+    elif at_least != 0 or isinstance(at_least, bool):
+        check_counts(at_least=at_least)
+    if n is not None and at_least > n:
+        raise UsageError(f"at_least is {at_least} and n is {n}: give an n that is not below it")
+    return Poll(sys.maxsize if n is None else n, at_least)
 
 
 def check_validity(valid_for_s: object, name: str = "valid_for_s") -> int | None:

@@ -151,6 +151,11 @@ class Batch:
         return self._delivered.position or None
 
     @property
+    def place(self) -> tuple[Stream, int]:
+        """The stream and number by which a `Gap` names it: with total order, the position."""
+        return self._delivered.place
+
+    @property
     def published_us(self) -> int:
         """Time of publication by the publisher's clock, in microseconds since 1970."""
         return self._envelope.published_us

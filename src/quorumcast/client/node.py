@@ -18,7 +18,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from quorumcast.broadcast.application import Deliver, Refused
+from quorumcast.broadcast.protocol import protocol_of
 from quorumcast.cell.messages import CELL_FAMILY, ONLY_FOR_PUBLISHERS, Refuse
 from quorumcast.client.arguments import check_seat, check_seated, check_times
 from quorumcast.client.options import (
@@ -29,7 +32,7 @@ from quorumcast.client.options import (
 )
 from quorumcast.client.outgoing import Outgoing
 from quorumcast.client.packing import Clock, Packer, wall_us
-from quorumcast.client.publishing import Publisher
+from quorumcast.client.publishing import Publisher, Publishers
 from quorumcast.client.reach import ConnectedBrokers, ReachReporter
 from quorumcast.client.resuming import ResumedPublisher, check_resumable
 from quorumcast.core.errors import UsageError
@@ -42,8 +45,14 @@ from quorumcast.faults.contract import Fault
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.paths import identity_path, manifest_path
-from quorumcast.manifest.patterns import is_pattern
-from quorumcast.manifest.rights import matching_channels, to_consume, to_publish, to_subscribe
+from quorumcast.manifest.patterns import check_pattern, is_pattern
+from quorumcast.manifest.rights import (
+    matching_channels,
+    publishable_channels,
+    to_consume,
+    to_publish,
+    to_subscribe,
+)
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.instrumentation import Instrumentation
 from quorumcast.runtime.links.contract import Links
@@ -165,6 +174,7 @@ class Node:
         """A publisher of a channel: `async with node.publisher("orders") as orders`."""
         self._check_alive()
         entry = to_publish(self.manifest, self.name, options.channel)
+        protocol_of(entry.policy)  # one that is not installed here is refused now
         if options.resume is not None:
             check_resumable(entry, urgent=options.urgent)
         if self._outgoing is None:
@@ -188,6 +198,17 @@ class Node:
             self._outgoing.resume(publisher)
         self._on_suspended()
         return publisher
+
+    @takes(PublisherOptions)
+    def publishers(self, options: PublisherOptions) -> Publishers:
+        """Publishers of all channels that match a pattern, by channel: `node.publishers("**")`."""
+        if options.resume is not None:
+            raise UsageError("a resumed stream is on one channel: use 'publisher'")
+        check_pattern(options.channel)
+        return Publishers(
+            lambda: publishable_channels(self.manifest, self.name, options.channel),
+            lambda channel: replace(options, channel=channel).call(self.publisher),
+        )
 
     @takes(SubscriptionOptions)
     def subscribe(self, options: SubscriptionOptions) -> Subscription:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from quorumcast.client.arguments import check_validity
@@ -386,6 +386,52 @@ class Publisher:
             await self.close()
         elif self._closed is None:
             self._end()
+
+
+class Publishers(Mapping[Channel, Publisher]):
+    """The publishers of all channels that match a pattern; each opens when it is first used.
+
+    >>> async with node.publishers("plant/**") as plant:        # doctest: +SKIP
+    ...     for outbox in plant.values():
+    ...         outbox.post(b"good night")
+    """
+
+    def __init__(
+        self, channels: Callable[[], list[Channel]], publisher: Callable[[Channel], Publisher]
+    ) -> None:
+        self._channels = channels
+        self._publisher = publisher
+        self._open: dict[Channel, Publisher] = {}
+
+    def __getitem__(self, channel: str) -> Publisher:
+        name = Channel(channel)
+        if name not in self._open:
+            if name not in self._channels():
+                raise KeyError(channel)
+            self._open[name] = self._publisher(name)
+        return self._open[name]
+
+    def __iter__(self) -> Iterator[Channel]:
+        return iter(self._channels())
+
+    def __len__(self) -> int:
+        return len(self._channels())
+
+    async def flush(self) -> None:
+        """Wait until everything posted so far is acknowledged, on all channels."""
+        await asyncio.gather(*(publisher.flush() for publisher in self._open.values()))
+
+    async def close(self) -> None:
+        """Wait until everything posted is acknowledged, then close all."""
+        await asyncio.gather(*(publisher.close() for publisher in self._open.values()))
+
+    async def __aenter__(self) -> Publishers:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        await asyncio.gather(
+            *(publisher.__aexit__(kind, *details) for publisher in self._open.values())
+        )
 
 
 def _is_batch(event: object) -> bool:

@@ -21,13 +21,21 @@ skipped, counted in `undecodable` and reported to the node's `on_undecodable`.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Protocol
 
 import pyarrow as pa
 
 from quorumcast.broadcast import application
-from quorumcast.client.arguments import check_overflow, check_start, check_timeout, check_until
+from quorumcast.client.arguments import (
+    check_overflow,
+    check_poll,
+    check_start,
+    check_timeout,
+    check_until,
+)
 from quorumcast.client.backlog import Backlog
 from quorumcast.client.events import Batch, Event, Gap, GapError, GapReason
 from quorumcast.client.options import SubscriptionOptions
@@ -118,7 +126,10 @@ class Subscription:
         self._backlog = _backlog(options, entries)
         #: Whether the application wants expired publications as well.
         self._keeps_expired = options.expired
-        self._rows: Iterator[Event] = iter(())
+        #: The rest of a publication of which the application has taken some events.
+        self.rows: Iterator[Event] = iter(())
+        #: Taken from the backlog and given back; they come after `_rows` and before the backlog.
+        self._front: deque[Batch | Gap] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._ended: Exception | None = None
         self._closed = False
@@ -131,6 +142,8 @@ class Subscription:
         #: Streams that `held` has not read completely, with the last number that each had when the
         #: subscription was established.
         self._ends: dict[Stream, int] = {}
+        #: The same for all streams, also those that are read.
+        self._first_ends: dict[Stream, int] = {}
         #: What brokers had dropped of each stream when the subscription was established. It begins
         #: after these publications, and iteration yields no gap for them. Empty with "latest" or a
         #: position; with a time, without the streams of which brokers hold something older.
@@ -223,6 +236,7 @@ class Subscription:
         self._channels[channel] = True
         # With "latest" there is no old data to read, even if another subscription reads it.
         if not self.joined.done() and self.start is not None:
+            self._first_ends.update({stream: end - 1 for stream, end in ends.items()})
             self._ends.update({stream: end - 1 for stream, end in ends.items()})
             caveat = MAYBE_WANTED if self.since_us else ""
             self.dropped += [self.gone(g.stream, g.first, g.upto, caveat) for g in dropped]
@@ -257,20 +271,20 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Event:
-        for event in self._rows:
+        for event in self.rows:
             return event
         while True:
             item = await self._next()
             if isinstance(item, Gap):
                 raise GapError(item)
-            self._rows = iter(item.events())
-            for event in self._rows:
+            self.rows = iter(item.events())
+            for event in self.rows:
                 return event
 
     async def items(self) -> AsyncIterator[Event | Gap]:
         """Events, and gaps as items instead of exceptions."""
         while True:
-            for event in self._rows:
+            for event in self.rows:
                 yield event
             try:
                 item = await self._next()
@@ -279,7 +293,7 @@ class Subscription:
             if isinstance(item, Gap):
                 yield item
             else:
-                self._rows = iter(item.events())
+                self.rows = iter(item.events())
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Whole publications as Arrow record batches (`batch.data`); gaps raise `GapError`.
@@ -301,11 +315,65 @@ class Subscription:
             items = [await self._next()]
         except StopAsyncIteration:
             return []
-        while self._backlog.waiting and len(items) < most:
+        while self.waiting and len(items) < most:
             item = self._pop()
             if item is not None:
                 items.append(item)
         return items
+
+    async def poll(
+        self, n: int | None = None, *, at_least: int | None = None, timeout_s: float | None = None
+    ) -> list[Event]:
+        """Up to `n` events that wait, or all of them; returns at once.
+
+        With `at_least` it waits until there are so many, and with `timeout_s` no longer than that;
+        it returns what there is then. A `timeout_s` alone waits for one event. Events after a gap
+        are left for the next poll, which raises `GapError` first. The list is shorter than
+        `at_least` at the end, too, and an error is raised once there are no more events.
+        """
+        poll = check_poll(n, at_least, timeout_s)
+        found: list[Event] = []
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._poll(found, poll.most) and len(found) < poll.at_least:
+                    if self.until:
+                        await asyncio.shield(self.joined)
+                    await self._arrival(held=bool(self.until))
+        except (TimeoutError, StopAsyncIteration):
+            pass
+        except asyncio.CancelledError:
+            self.rows = chain(found, self.rows)
+            raise
+        except Exception:
+            if not found:
+                raise
+        return found
+
+    def _poll(self, found: list[Event], most: int) -> bool:
+        """Add events that wait; whether the poll is over: there are `most`, or a gap is next."""
+        while True:
+            found += islice(self.rows, most - len(found))
+            if len(found) == most:
+                return True
+            if not self.waiting:
+                return False
+            item = self._pop()
+            if isinstance(item, Batch):
+                self.rows = iter(item.events())
+            elif isinstance(item, Gap):
+                if not found:
+                    raise GapError(item)
+                self.give_back(deque([item]))
+                return True
+
+    def give_back(self, items: deque[Batch | Gap]) -> None:
+        """Put items that were taken, and not used, in front of the queue; empties `items`."""
+        for item in items:
+            stream, number = (item.stream, item.first) if isinstance(item, Gap) else item.place
+            if number <= self._first_ends.get(stream, 0):
+                self._ends[stream] = self._first_ends[stream]
+        self._front.extendleft(reversed(items))
+        items.clear()
 
     async def held(self) -> AsyncIterator[Batch | Gap]:
         """Everything up to the end that the channel had when the subscription was established.
@@ -337,30 +405,34 @@ class Subscription:
             held = True
             await asyncio.shield(self.joined)
         while True:
-            while self._backlog.waiting:
+            while self.waiting:
                 item = self._pop()
                 if item is not None:
                     return item
                 if held and not self._ends:
                     raise StopAsyncIteration
-            if self._closed or (held and not self._ends):
-                raise StopAsyncIteration
-            if self._ended is not None:
-                raise self._ended
-            if self._waiter is not None:
-                raise UsageError(
-                    "another task already waits on this subscription: subscribe once per task"
-                )
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._arrival(held=held)
+
+    async def _arrival(self, *, held: bool) -> None:
+        """Wait until something is queued; raise at the end."""
+        if self._closed or (held and not self._ends):
+            raise StopAsyncIteration
+        if self._ended is not None:
+            raise self._ended
+        if self._waiter is not None:
+            raise UsageError(
+                "another task already waits on this subscription: subscribe once per task"
+            )
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _pop(self) -> Batch | Gap | None:
         backlog = self._backlog
         full = backlog.full
-        item = backlog.pop()
+        item = self._front.popleft() if self._front else backlog.pop()
         if full and not backlog.full:
             self._host.queue_changed()
         if isinstance(item, Gap):
@@ -368,7 +440,7 @@ class Subscription:
             return item
         if self._ends:
             self._note_progress(*item.place)
-        return self._open(item)
+        return item if isinstance(item, Batch) else self._open(item)
 
     def _open(self, item: application.Deliver) -> Batch | None:
         """Decode a publication; None if it violates the schema or has expired."""
@@ -425,7 +497,7 @@ class Subscription:
     @property
     def waiting(self) -> int:
         """Publications and gaps in the queue."""
-        return self._backlog.waiting
+        return len(self._front) + self._backlog.waiting
 
     @property
     def discarded(self) -> int:
@@ -462,6 +534,7 @@ class Subscription:
         if not self._closed:
             self._closed = True
             self._backlog.clear()
+            self._front.clear()
             if not self.joined.done():
                 self.joined.cancel()
             self._wake()

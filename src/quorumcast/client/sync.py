@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -25,6 +25,7 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from quorumcast import client
+from quorumcast.broadcast.application import Deliver
 from quorumcast.client.arguments import check_timeout
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError
 from quorumcast.client.named.subscription import Delivery, NamedSubscription
@@ -35,10 +36,15 @@ from quorumcast.client.options import (
     SubscriptionOptions,
     takes,
 )
-from quorumcast.client.publishing import Publishable, Publisher
+from quorumcast.client.publishing import Publishable, Publisher, Publishers
 from quorumcast.client.subscription import Subscription
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.machine import Suspect
 from quorumcast.core.statements import Evidence, Receipt
+from quorumcast.crypto.identity import Identity
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.named.state import SubscriptionState
+from quorumcast.runtime.telemetry import Telemetry
 
 T = TypeVar("T")
 
@@ -172,6 +178,21 @@ class SyncPublisher:
 
         self._thread.run(flush(), timeout_s, self._publisher.overdue)
 
+    @property
+    def channel(self) -> Channel:
+        """The channel."""
+        return self._publisher.channel
+
+    @property
+    def urgent(self) -> bool:
+        """Whether its publications overtake those of the node's other publishers."""
+        return self._publisher.urgent
+
+    @property
+    def pending(self) -> int:
+        """Events posted and not yet acknowledged."""
+        return len(self._unpassed) + self._publisher.pending
+
     def close(self) -> None:
         """Wait until everything posted is acknowledged, then close."""
 
@@ -189,6 +210,45 @@ class SyncPublisher:
             self.close()
         else:
             self._thread.run(self._publisher.__aexit__(kind))
+
+
+class SyncPublishers(Mapping[Channel, SyncPublisher]):
+    """Blocking publishers of all channels that match a pattern, as `Publishers`."""
+
+    def __init__(self, thread: LoopThread, publishers: Publishers) -> None:
+        self._thread = thread
+        self._publishers = publishers
+        self._open: dict[Channel, SyncPublisher] = {}
+
+    def __getitem__(self, channel: str) -> SyncPublisher:
+        name = Channel(channel)
+        if name not in self._open:
+            made = self._thread.call(lambda: self._publishers[name])
+            self._open[name] = SyncPublisher(self._thread, made)
+        return self._open[name]
+
+    def __iter__(self) -> Iterator[Channel]:
+        return iter(self._publishers)
+
+    def __len__(self) -> int:
+        return len(self._publishers)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything posted so far is acknowledged, on all channels."""
+        for publisher in self._open.values():
+            publisher.flush(timeout_s)
+
+    def close(self) -> None:
+        """Wait until everything posted is acknowledged, then close all."""
+        for publisher in self._open.values():
+            publisher.close()
+
+    def __enter__(self) -> SyncPublishers:
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        for publisher in self._open.values():
+            publisher.__exit__(*details)
 
 
 class ClosesOnExit:
@@ -211,8 +271,8 @@ class SyncSubscription(ClosesOnExit):
     def __init__(self, thread: LoopThread, subscription: Subscription) -> None:
         self._thread = thread
         self._subscription = subscription
+        #: Items that are taken from the subscription and were not returned yet.
         self._items: deque[Batch | Gap] = deque()
-        self._rows: Iterator[Event] = iter(())
 
     def __iter__(self) -> SyncSubscription:
         return self
@@ -222,25 +282,39 @@ class SyncSubscription(ClosesOnExit):
 
     def next(self, timeout_s: float | None = None) -> Event:
         """The next event; `TimeoutError` if none comes in time, `StopIteration` at the end."""
-        for event in self._rows:
-            return event
+        subscription = self._subscription
         while True:
-            self._rows = iter(self.next_batch(timeout_s).events())
-            for event in self._rows:
+            for event in subscription.rows:
                 return event
+            subscription.rows = iter(self.next_batch(timeout_s).events())
 
     def next_batch(self, timeout_s: float | None = None) -> Batch:
         """The next publication as a whole."""
+        item = self._next_item(timeout_s)
+        if item is None:
+            raise StopIteration
+        if isinstance(item, Gap):
+            raise GapError(item)
+        return item
+
+    def _next_item(self, timeout_s: float | None = None) -> Batch | Gap | None:
         if not self._items:
             subscription = self._subscription
             waiting = self._thread.run(subscription.take(), timeout_s, subscription.overdue)
             self._items.extend(waiting)
-        if not self._items:
-            raise StopIteration
-        item = self._items.popleft()
-        if isinstance(item, Gap):
-            raise GapError(item)
-        return item
+        return self._items.popleft() if self._items else None
+
+    def items(self) -> Iterator[Event | Gap]:
+        """Events, and gaps as items instead of exceptions."""
+        while True:
+            yield from self._subscription.rows
+            item = self._next_item()
+            if item is None:
+                return
+            if isinstance(item, Gap):
+                yield item
+            else:
+                self._subscription.rows = iter(item.events())
 
     def batches(self) -> Iterator[Batch]:
         """Whole publications."""
@@ -251,12 +325,72 @@ class SyncSubscription(ClosesOnExit):
                 return
             yield batch
 
+    def take(self, most: int = 1024, timeout_s: float | None = None) -> list[Batch | Gap]:
+        """At least one item, and all others that wait, up to `most`; empty at the end."""
+        self._give_back()
+        subscription = self._subscription
+        return self._thread.run(subscription.take(most), timeout_s, subscription.overdue)
+
+    def poll(
+        self, n: int | None = None, *, at_least: int | None = None, timeout_s: float | None = None
+    ) -> list[Event]:
+        """Up to `n` events that wait, or all of them, as `Subscription.poll`."""
+        self._give_back()
+        return self._thread.run(self._subscription.poll(n, at_least=at_least, timeout_s=timeout_s))
+
     def held(self, timeout_s: float | None = None) -> Iterator[Batch | Gap]:
         """Everything up to the end that the channel had when the subscription was established."""
+        self._give_back()
         found = self._subscription.held()
         overdue = self._subscription.overdue
         while (item := self._thread.run(anext(found, None), timeout_s, overdue)) is not None:
             yield item
+
+    def _give_back(self) -> None:
+        if self._items:
+            self._thread.call(lambda: self._subscription.give_back(self._items))
+
+    def recall(
+        self, positions: Iterable[int], timeout_s: float | None = None
+    ) -> dict[int, Batch | Gap | None]:
+        """Fetch single old positions, as `Subscription.recall`."""
+        subscription = self._subscription
+        return self._thread.run(subscription.recall(positions), timeout_s, subscription.overdue)
+
+    @property
+    def channel(self) -> Channel:
+        """The channel or pattern that was subscribed to."""
+        return self._subscription.channel
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The present channels."""
+        return self._subscription.channels
+
+    @property
+    def waiting(self) -> int:
+        """Publications and gaps in the queue."""
+        return len(self._items) + self._subscription.waiting
+
+    @property
+    def full(self) -> bool:
+        """Whether the node should stop reading, as in `Subscription.full`."""
+        return self._subscription.full
+
+    @property
+    def unread(self) -> dict[Stream, int]:
+        """Streams that `held` has not read completely, with the last number of each."""
+        return self._subscription.unread
+
+    @property
+    def end(self) -> int:
+        """On a channel with total order: the next position, as far as is known."""
+        return self._subscription.end
+
+    @property
+    def oldest(self) -> int:
+        """On a channel with total order: the oldest position that brokers hold."""
+        return self._subscription.oldest
 
     @property
     def dropped(self) -> list[Gap]:
@@ -284,6 +418,7 @@ class SyncSubscription(ClosesOnExit):
 
     def close(self) -> None:
         """Leave the channels and drop the queue."""
+        self._items.clear()
         self._thread.call(self._subscription.close)
 
 
@@ -317,6 +452,31 @@ class SyncNamedSubscription(ClosesOnExit):
             raise GapError(item)
         return item
 
+    def poll(
+        self, n: int | None = None, *, at_least: int | None = None, timeout_s: float | None = None
+    ) -> list[Delivery]:
+        """The next deliveries with `n` events or a few more, as `NamedSubscription.poll`."""
+        return self._thread.run(self._subscription.poll(n, at_least=at_least, timeout_s=timeout_s))
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._subscription.name
+
+    @property
+    def lag(self) -> int:
+        """Publications from the oldest unsettled one to the end of the channel."""
+        return self._subscription.lag
+
+    @property
+    def position(self) -> int:
+        """The newest operation that this consumer has read of the companion channel."""
+        return self._subscription.position
+
+    def state(self) -> SubscriptionState:
+        """The state after the newest operation that this consumer has read, for inspection."""
+        return self._subscription.state()
+
     def ack(self, delivery: Delivery) -> None:
         """Acknowledge a delivery."""
         self._thread.run(delivery.ack())
@@ -349,6 +509,58 @@ class SyncNode(ClosesOnExit):
         self._owns_thread = owns_thread
 
     @property
+    def name(self) -> NodeId:
+        """Our node id."""
+        return self._node.name
+
+    @property
+    def identity(self) -> Identity:
+        """Our identity."""
+        return self._node.identity
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the newest epoch that this node knows."""
+        return self._node.manifest
+
+    @property
+    def connected(self) -> list[NodeId]:
+        """The connected brokers."""
+        return self._node.connected
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """What this node counts."""
+        return self._node.telemetry
+
+    @property
+    def on_suspect(self) -> Callable[[Suspect], None] | None:
+        """Gets each suspicion; called in the thread of this node."""
+        return self._node.on_suspect
+
+    @on_suspect.setter
+    def on_suspect(self, handler: Callable[[Suspect], None] | None) -> None:
+        self._node.on_suspect = handler
+
+    @property
+    def on_evidence(self) -> Callable[[Evidence], None] | None:
+        """Gets each proof of misbehaviour; called in the thread of this node."""
+        return self._node.on_evidence
+
+    @on_evidence.setter
+    def on_evidence(self, handler: Callable[[Evidence], None] | None) -> None:
+        self._node.on_evidence = handler
+
+    @property
+    def on_undecodable(self) -> Callable[[Deliver], None] | None:
+        """Gets contents that violate the schema; called in the thread of this node."""
+        return self._node.on_undecodable
+
+    @on_undecodable.setter
+    def on_undecodable(self, handler: Callable[[Deliver], None] | None) -> None:
+        self._node.on_undecodable = handler
+
+    @property
     def suspicions(self) -> dict[NodeId, dict[str, int]]:
         """Counts of suspicions by node and reason."""
         return {node: dict(reasons) for node, reasons in list(self._node.suspicions.items())}
@@ -363,6 +575,11 @@ class SyncNode(ClosesOnExit):
         """A publisher of a channel: `with node.publisher("orders") as orders`."""
         made = self._thread.call(lambda: options.call(self._node.publisher))
         return SyncPublisher(self._thread, made)
+
+    @takes(PublisherOptions)
+    def publishers(self, options: PublisherOptions) -> SyncPublishers:
+        """Publishers of all channels that match a pattern, by channel: `node.publishers("**")`."""
+        return SyncPublishers(self._thread, options.call(self._node.publishers))
 
     @takes(SubscriptionOptions)
     def subscribe(self, options: SubscriptionOptions) -> SyncSubscription:

@@ -37,6 +37,8 @@ MAX_ENDED = 256
 #: Broker names in a chain, and MACs that travel with a run.
 MAX_CHAIN = 64
 MAX_VOUCHERS = 4096
+#: What a message of a protocol of another package may carry beside bodies.
+MAX_CUSTOM_BYTES = 64 * 1024
 #: Runs in one batch of a total order, and batches or offers asked for at once.
 MAX_BATCH = 1024
 MAX_FETCH = 256

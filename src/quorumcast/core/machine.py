@@ -121,9 +121,14 @@ class Unreachable(Event, frozen=True):
 
 
 class TimerFired(Event, frozen=True):
-    """A timer set earlier has run out."""
+    """A timer set earlier has run out.
+
+    `late_ms`: how much later than it was due. A node whose timers come late is itself late: its
+    processor is busy, or its process was stopped. What others sent in time may wait unread.
+    """
 
     timer: Timer
+    late_ms: int = 0
 
 
 class Persisted(Event, frozen=True):
@@ -182,6 +187,7 @@ class Suspicion(enum.Enum):
     """Why a node is suspected; never a proof, always revocable."""
 
     DISSENT = "dissent"
+    SPLIT = "split"
     SILENT = "silent"
     BAD_BODY = "bad-body"
     WITHHOLDS = "withholds-body"

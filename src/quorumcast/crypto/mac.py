@@ -1,8 +1,8 @@
 """Message authentication codes from pre-keyed states, and the canonical bytes that they cover.
 
 Keyed BLAKE2b is the default: from a copied pre-keyed state it costs about a microsecond. HMAC with
-SHA-256 and SHA-512 are alternatives; HMAC with MD5 and SHA-1 exist only to reproduce the figures
-of Freeman (2016, §6.6) and are refused for anything else.
+SHA-256 and SHA-512 are alternatives. HMAC with MD5 and SHA-1 exist only to reproduce the figures of
+Freeman (2016, §6.6 and §7.1); only the manifest of a reproduction may name them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def mac_factory(name: str, *, reproduction: bool = False) -> Callable[[bytes], M
             return REPRODUCTION_MACS[name]
         raise UsageError(
             f"the MAC {name!r} is broken and only serves to reproduce old figures; "
-            f"use {', '.join(MACS)}"
+            f"use {', '.join(MACS)}, or make a cell for that with 'init --reproduce-freeman'"
         )
     raise UsageError(f"unknown MAC {name!r}: the manifest may name {', '.join(MACS)}")
 

@@ -54,6 +54,7 @@ def make_cell(
     digest: str = "sha256",
     mac: str = "blake2b",
     *,
+    reproduction: bool = False,
     operator: Identity,
     epoch: int = 1,
     identities: Mapping[NodeId, Identity] | None = None,
@@ -80,6 +81,7 @@ def make_cell(
         channels=tuple(channels),
         digest=digest,
         mac=mac,
+        reproduction=reproduction or msgspec.UNSET,
         operator=operator.verify_key,
     )
     check_manifest(manifest)

@@ -9,7 +9,7 @@ the epoch, so two nodes with different manifests cannot talk. A `Manifest` is a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from quorumcast.crypto.directory import Address, PublicKeys
 from quorumcast.crypto.evidence import Court
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.crypto.mac import mac_factory
+from quorumcast.crypto.mac import Mac, mac_factory
 from quorumcast.manifest.policy import Policy
 
 if TYPE_CHECKING:
@@ -137,6 +137,9 @@ class Manifest(
     kept_terms: tuple[LogTerms, ...] | msgspec.UnsetType = msgspec.UNSET
     digest: str = "sha256"
     mac: str = "blake2b"
+    #: Whether the cell only reproduces published figures and so may use broken algorithms. Other
+    #: manifests have no such field, so that the signatures of earlier ones hold.
+    reproduction: bool | msgspec.UnsetType = msgspec.UNSET
     #: The public key that signs this manifest and its successors.
     operator: bytes
 
@@ -260,12 +263,34 @@ class Manifest(
         """Whether this is a broker."""
         return node in self._brokers
 
-    # -------------------------------------------------------------------- keys
+    # -------------------------------------------------------------- algorithms
+
+    @property
+    def for_reproduction(self) -> bool:
+        """Whether this cell is for reproducing published figures, and not for use."""
+        return bool(self.reproduction)
+
+    @property
+    def warning(self) -> str:
+        """What every user of the cell must know about its algorithms; empty if there is nothing."""
+        if not self.for_reproduction:
+            return ""
+        return (
+            f"cell {self.cell} reproduces published figures (MAC {self.mac}, digest {self.digest}) "
+            "and is not for use"
+        )
+
+    @property
+    def link_mac(self) -> Callable[[bytes], Mac]:
+        """The MAC of links, as a function from key to `Mac`."""
+        return mac_factory(self.mac, reproduction=self.for_reproduction)
 
     @property
     def hash(self) -> Hasher:
         """The digest of contents."""
-        return hasher(self.digest)
+        return hasher(self.digest, reproduction=self.for_reproduction)
+
+    # -------------------------------------------------------------------- keys
 
     def keyring(self, identity: Identity) -> Keyring:
         """The keys that one node shares with all others."""
@@ -281,7 +306,7 @@ class Manifest(
                 f"{self.cell!r} gives it; use the identity that belongs to this epoch, or ask the "
                 "operator for a manifest with the new keys"
             )
-        return Keyring(identity, self, mac_factory(self.mac))
+        return Keyring(identity, self, self.link_mac)
 
     def court(self) -> Court:
         """Verifies evidence and receipts by this manifest."""

@@ -14,7 +14,9 @@ table, because they would promise less than their name suggests.
 
 History (Freeman §5) gives the fast broadcasts totality: every α publications their digests go
 through Bracha. Bracha has totality already, and direct channels assume correct publishers, so
-neither takes a history. An adaptive channel moves α between `alpha` and `alpha_max`: up while
+neither takes a history. A protocol of another package (`PROTOCOLS`) replaces one of the built-in
+broadcasts and keeps the promise of its row: thresholds, recovery, receipts and the audit rest on
+that. An adaptive channel moves α between `alpha` and `alpha_max`: up while
 histories repair nothing, down when they do (Freeman §8.1). Channels that name no α are adaptive.
 """
 
@@ -35,13 +37,14 @@ from quorumcast.core.limits import (
     WINDOWS_RETAINED,
     Limits,
 )
+from quorumcast.core.plugins import Plugin, Registry
 from quorumcast.core.quorum import Broadcast, Protection
 from quorumcast.core.statements import Basis
 
 _HISTORY = "+history"
-#: α of a channel that names none: it adapts between these two. A publisher may be 2α publications
-#: ahead of its histories, which is all that brokers take with the usual window.
-ALPHA, ALPHA_MAX = 100, 512
+#: α of a channel that names none: it adapts between these two. More than the usual window is of no
+#: use: a publisher would stop before its history is due.
+ALPHA, ALPHA_MAX = 100, 1024
 #: Suffixes for `journal`: "durable" where publications themselves are kept on disk, "journal" where
 #: brokers only keep what they have voted for.
 _DURABLE, _JOURNAL = "+durable", "+journal"
@@ -60,8 +63,36 @@ _NAMED: dict[str, tuple[Protection, Broadcast]] = {
 
 _KEEPS_ALL = Limits(retained_publications=EVERYTHING, retained_bytes=EVERYTHING)
 
-#: Every policy that a manifest, a command or a test may ask for by name.
+#: Every built-in policy that a manifest, a command or a test may ask for by name.
 POLICY_NAMES: tuple[str, ...] = tuple(_NAMED)
+#: The version of `broadcast.protocol.BroadcastProtocol` and of what it refers to.
+CONTRACT = 1
+
+
+class ProtocolTerms(Plugin, frozen=True, kw_only=True):
+    """What a manifest must know of a protocol of another package."""
+
+    #: The built-in policy whose promise it keeps.
+    like: str
+
+
+#: Policies by name; other packages bring a `broadcast.protocol.BroadcastProtocol`.
+PROTOCOLS = Registry(
+    "quorumcast.protocols", "policy", ProtocolTerms, CONTRACT, dict.fromkeys(_NAMED, "")
+)
+
+
+def like_of(name: str) -> str:
+    """The built-in policy whose promise a policy keeps; raises `UsageError` if there is none."""
+    if name in _NAMED:
+        return name
+    like = PROTOCOLS.load(name).like
+    if like not in _NAMED:
+        raise UsageError(
+            f"protocol {name!r} keeps the promise of {like!r}, which is no built-in policy; its "
+            f"author must name one of {', '.join(_NAMED)}"
+        )
+    return like
 
 
 def parse_alpha(text: str) -> tuple[int | None, int]:
@@ -87,6 +118,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     #: publications as well: what was acknowledged survives a crash of all brokers.
     journal: bool = False
     limits: Limits = Limits()
+    #: The protocol of another package that carries the channel instead of the built-in broadcast.
+    protocol: str = ""
 
     @classmethod
     def named(
@@ -101,20 +134,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         Without `alpha` it adapts. A durable channel keeps everything until somebody says otherwise.
         """
-        if name not in _NAMED:
-            raise UsageError(
-                f"there is no policy {name!r}; choose one of {', '.join(POLICY_NAMES)}"
-            )
-        protection, broadcast = _NAMED[name]
-        history = name.endswith(_HISTORY)
+        like = like_of(name)
+        protection, broadcast = _NAMED[like]
+        history = like.endswith(_HISTORY)
         if limits is None:
             limits = _KEEPS_ALL if journal and broadcast is Broadcast.CONSENSUS else Limits()
         if alpha is None:
-            alpha, alpha_max = min(ALPHA, limits.window), min(alpha_max or ALPHA_MAX, limits.window)
+            most = max(1, min(limits.window, limits.retained_publications // 2))
+            alpha, alpha_max = min(ALPHA, most), min(alpha_max or ALPHA_MAX, most)
         if history and alpha == 0:
             raise UsageError(
                 f"policy {name!r} needs an alpha of 1 or more; without history it is called "
-                f"{name.removesuffix(_HISTORY)!r}"
+                f"{like.removesuffix(_HISTORY)!r}"
             )
         policy = cls(
             protection=protection,
@@ -123,6 +154,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             alpha_max=alpha_max if history else 0,
             journal=journal,
             limits=limits,
+            protocol="" if name == like else name,
         )
         policy.check()
         return policy
@@ -137,7 +169,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             name, journal = text.removesuffix(suffix), True
             if name.endswith((_DURABLE, _JOURNAL)):
                 raise UsageError(f"policy {text!r} says twice what is kept on disk; say it once")
-            if name not in _NAMED:
+            if name not in PROTOCOLS:
                 break
             policy = cls.named(name, alpha, alpha_max, journal=True)
             if policy.durable != (suffix == _DURABLE):
@@ -147,9 +179,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     else f"{name!r} keeps no publications on disk; use 'total{suffix}', or write "
                     f"'{name}{other}' for brokers that keep their word across restarts"
                 )
-        if name not in _NAMED:
+        if name not in PROTOCOLS:
             raise UsageError(
-                f"there is no policy {name!r}; choose one of {', '.join(POLICY_NAMES)}, and write "
+                f"{PROTOCOLS.unknown(name)}, and write "
                 f"'{_DURABLE}' behind 'total' or 'total-crash' to keep publications on disk, "
                 f"'{_JOURNAL}' behind another to have brokers keep their word across restarts"
             )
@@ -183,7 +215,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def name(self) -> str:
-        """The name without suffix: one of `POLICY_NAMES`."""
+        """The name without suffix: one of `POLICY_NAMES`, or a protocol of another package."""
+        return self.protocol or self.like
+
+    @property
+    def like(self) -> str:
+        """The built-in policy whose promise this one keeps; its own name if it is built in."""
         if self.broadcast is Broadcast.DIRECT:
             return "direct-crash" if self.crash_only else "direct"
         if self.total:
@@ -295,6 +332,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         self._check_limits()
 
     def _check_combination(self) -> None:
+        if self.protocol and (self.total or self.chained):
+            raise UsageError(
+                f"protocol {self.protocol!r} cannot replace {self.broadcast.value!r}: total order "
+                "has one log for all channels, and votes of a chain name its order; let it keep "
+                "the promise of 'direct', 'ab' or 'brb'"
+            )
         direct = self.broadcast is Broadcast.DIRECT
         if direct and self.protection is Protection.BYZANTINE:
             raise UsageError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Channel, NodeId
+from quorumcast.manifest.groups import companion_of
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.patterns import is_pattern, matching
 
@@ -51,6 +52,18 @@ def matching_channels(manifest: Manifest, me: NodeId, pattern: str) -> list[Chan
         entry
         for entry in manifest.channels
         if entry.name in names and manifest.may_subscribe(me, entry.name)
+    ]
+
+
+def publishable_channels(manifest: Manifest, me: NodeId, pattern: str) -> list[Channel]:
+    """The channels that match a pattern and on which this client may publish.
+
+    Companions are left out: only consumers of named subscriptions write there.
+    """
+    names = matching(pattern, (entry.name for entry in manifest.channels))
+    companions = {companion_of(entry.name) for entry in manifest.channels}
+    return [
+        Channel(name) for name in names if name not in companions and manifest.may_publish(me, name)
     ]
 
 

@@ -7,9 +7,9 @@ brokers compare byte for byte.
     may change     clients, keys, rights, addresses, channels that are added or deleted, new
                    columns at the end, groups of consumers, limits that concern one node alone
                    (`LIVE_LIMITS`); and *one* of: one more broker, one less, f by one
-    may not        the cell's name, digest, MAC; of a channel its policy, its columns and the other
-                   limits; of a log whether it exists and is durable, how far it runs ahead and how
-                   often it makes checkpoints
+    may not        the cell's name, digest, MAC, and whether it reproduces figures; of a channel its
+                   policy, its columns and the other limits; of a log whether it exists and is
+                   durable, how far it runs ahead and how often it makes checkpoints
 
 One step at a time, because quorums of two neighbouring epochs then share a correct broker. With
 q(n, f) = ⌊(n+f)/2⌋+1, two quorums of n and n+1 brokers have q(n, f) + q(n+1, f) - (n+1) = f+1 in
@@ -60,6 +60,11 @@ def check_successor(present: Manifest, following: Manifest) -> None:
         raise UsageError(f"the manifest is now of another cell, {following.cell!r}")
     if (following.digest, following.mac) != (present.digest, present.mac):
         raise UsageError(f"epoch {epoch} has another digest or MAC: restart the cell to take it")
+    if following.for_reproduction != present.for_reproduction:
+        raise UsageError(
+            f"epoch {epoch} changes whether the cell reproduces published figures; make another "
+            "cell instead"
+        )
     _check_members(present, following)
     for channel in present.channels:
         later = following.channel(channel.name)

@@ -93,16 +93,15 @@ class PastLedger(Ledger):
     @property
     def warm(self) -> int:
         """The first position that is in memory."""
-        return self.next - len(self._digests)
+        return self._shelf.start
 
     def evict(self, count: int) -> None:
         """Remove the oldest positions from memory; the disk has them."""
-        warm = self.warm
-        self._drop(range(warm, warm + count))
+        self._drop(count)
 
     def give_up(self, below: int) -> None:
         """Retain nothing before a position."""
-        self._drop(range(self.warm, below))
+        self._drop(max(0, below - self.warm))
         self.base = max(self.base, below)
         self.floor = max(self.floor, self.base)
 
@@ -191,7 +190,7 @@ class PastLedger(Ledger):
         warm = self.warm
         newest = self.placed(warm - 1)
         if newest is None or newest.stamp < search.since_us:
-            held = self._bodies.__getitem__
+            held = self._shelf.body
             found = self._times.first(search, max(warm, self.base), self.next, held, labelled)
         else:
             found = self._stamped_since(search.since_us, self.base, newest.position)

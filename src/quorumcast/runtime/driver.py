@@ -19,7 +19,6 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import (
     Accuse,
-    ArchiveReader,
     CancelTimer,
     Connected,
     Dial,
@@ -35,7 +34,6 @@ from quorumcast.core.machine import (
     Persisted,
     ReadsArchive,
     Receive,
-    Record,
     Restored,
     Send,
     SetTimer,
@@ -51,6 +49,7 @@ from quorumcast.crypto.session import Opened
 from quorumcast.faults.cell.tally import DeedTally
 from quorumcast.faults.contract import Fault, Later
 from quorumcast.runtime.links.contract import Links
+from quorumcast.runtime.store.contract import Store
 from quorumcast.runtime.telemetry import Telemetry
 from quorumcast.traces.recorder import Notes, Recorder, note_hooks
 
@@ -60,26 +59,6 @@ AFTER_HOLD_MS = 250
 NONE_COUNTED: tuple[type[Message], Callable[[Any], int]] = (Message, lambda send: 0)
 #: With fewer armed handles than this, the handle of a cancelled timer is left to expire.
 MOST_IDLE_HANDLES = 256
-
-
-class Store(Protocol):
-    """Keeps the records of a machine (`runtime.store.store.DiskStore`)."""
-
-    @property
-    def archive(self) -> ArchiveReader:
-        """Reads archived records."""
-
-    def load(self) -> list[Record]:
-        """Every record on disk at the start but archived ones, in the order of writing."""
-
-    def save(self, record: Record, done: Callable[[], None], *, lazy: bool = False) -> None:
-        """Write a record and call `done` when it is on disk; a lazy one waits for others."""
-
-    def forget(self, kind: type[Record], owner: str, below: int, since: int = 0) -> None:
-        """Remove the records of a kind and owner at places from `since` up to below `below`."""
-
-    def watch(self, on_full: Callable[[bool], None]) -> None:
-        """Call `on_full` when the disk becomes full, and when it has room again."""
 
 
 @runtime_checkable
@@ -324,7 +303,7 @@ class Driver:
             return
         del self._due[timer]
         if self._postponed is None or isinstance(timer, self._running):
-            self.feed(TimerFired(timer))
+            self.feed(TimerFired(timer, max(0, int((self._loop.time() - due) * 1000))))
         else:
             self._postponed[timer] = None
 

@@ -26,6 +26,7 @@ class CellSetup:
         clients: Sequence[str] = CLIENTS,
         channels: Mapping[str, str | Policy | ChannelEntry] = CHANNELS,
         ports: Sequence[int] | None = None,
+        host: str = "127.0.0.1",
         cell: str = "test",
         repeatable: bool = True,
     ) -> None:
@@ -38,10 +39,7 @@ class CellSetup:
         self.manifest: Manifest
         self.manifest, self.identities = make_cell(
             cell,
-            [
-                (f"broker-{i}", "127.0.0.1", ports[i - 1] if ports else i)
-                for i in range(1, brokers + 1)
-            ],
+            [(f"broker-{i}", host, ports[i - 1] if ports else i) for i in range(1, brokers + 1)],
             (brokers - 1) // 3 if f is None else f,
             list(clients),
             [_entry(name, policy) for name, policy in channels.items()],

@@ -29,6 +29,7 @@ from quorumcast.runtime.broker.broker import BrokerSettings
 from quorumcast.runtime.broker.identities import next_identity
 from quorumcast.runtime.broker.process import encode_settings
 from quorumcast.runtime.links.tls import make_certificate
+from quorumcast.runtime.store.contract import SQLITE
 from quorumcast.runtime.store.directory import store_files
 from quorumcast.testing.bed import TIMEOUT_S, Bed, free_ports
 from quorumcast.testing.cells import CHANNELS, CLIENTS, CellSetup
@@ -53,6 +54,8 @@ class LocalCluster(Bed):
         channels: Mapping[str, str | Policy | ChannelEntry] = CHANNELS,
         directory: Path | None = None,
         tls: bool = False,
+        host: str = "127.0.0.1",
+        store: str = SQLITE,
         allow_faults: bool = True,
         trace: Path | None = None,
         observe: Path | None = None,
@@ -61,12 +64,19 @@ class LocalCluster(Bed):
         super().__init__(directory, arrow=bool(trace or observe))
         ports = free_ports(brokers)
         self.plan = CellSetup(
-            brokers=brokers, f=f, clients=clients, channels=channels, ports=ports, repeatable=False
+            brokers=brokers,
+            f=f,
+            clients=clients,
+            channels=channels,
+            ports=ports,
+            host=host,
+            repeatable=False,
         )
         self.manifest: Manifest = self.plan.manifest
         if tls:
             self.manifest = self._with_certificates()
         self._allow_faults = allow_faults
+        self._store = store
         self._trace = trace
         self._observe = observe
         self._log_level = log_level
@@ -161,6 +171,7 @@ class LocalCluster(Bed):
                         allow_faults=self._allow_faults,
                         evidence=self.directory / "evidence",
                         data=self.directory / "data",
+                        store=self._store,
                         trace=self._trace,
                         observe=self._observe,
                         ready_fd=ready,

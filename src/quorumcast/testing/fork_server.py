@@ -126,6 +126,9 @@ def _become(request: StartRequest, received: Sequence[int]) -> None:
     os.chdir(request.directory)
     os.environ.clear()
     os.environ.update(request.environment)
+    # As a new interpreter would: packages that are found there now, such as plug-ins of a test.
+    added = request.environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in added if path and path not in sys.path]
     sys.argv = [request.module, *request.arguments]
 
 

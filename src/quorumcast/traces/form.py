@@ -68,6 +68,17 @@ class Listening(msgspec.Struct, frozen=True):
     since_ns: int = 0
 
 
+class ProcessUse(msgspec.Struct, frozen=True):
+    """What the process of a node used while it was measured."""
+
+    role: str
+    #: Processor seconds, and their share of one processor.
+    cpu_s: float
+    processors: float
+    #: Resident memory at the end.
+    memory_mb: float
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The scenario of one run."""
 
@@ -98,6 +109,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     upto_ns: int = 0
     #: Events posted by `publishers`.
     events: int = 0
+    #: What each node's process used in that interval; empty where nodes are no processes.
+    processes: dict[str, ProcessUse] = {}
 
 
 class _AnyHeader(msgspec.Struct):

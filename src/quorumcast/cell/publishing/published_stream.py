@@ -6,10 +6,12 @@ It cuts what is submitted into runs and decides when a history is due.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from quorumcast.broadcast.application import Acknowledged
 from quorumcast.broadcast.chain_sender import ChainSender
 from quorumcast.broadcast.messages import Ack
+from quorumcast.broadcast.protocol import protocol_of
 from quorumcast.broadcast.sender import FanOutSender, HistorySender
 from quorumcast.broadcast.signed_history import history_body
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, holder
@@ -23,6 +25,9 @@ from quorumcast.ordering.offer_sender import OfferSender, ResumedSender
 RETRANSMIT_MS = 250
 #: After this much idleness the tail gets a history of its own.
 TAIL_MS = 80
+#: The oldest publication without a history gets one after about this long: where the fast path
+#: fails, subscribers of a slow publisher would wait until it has published α of them.
+HISTORY_MS = 250
 #: Bytes of contents in one run, which travels as one message. A backlog is cut so that receivers
 #: work on the first part while the next is on its way; smaller runs would cost more overhead each,
 #: above all under total order.
@@ -40,7 +45,7 @@ class Retransmit(Timer, frozen=True, tag=True):
 
 
 class TailHistory(Timer, frozen=True, tag=True):
-    """Cover the publications since the last history if no more have come."""
+    """Cover the publications since the last history if it is time for one."""
 
     stream: Stream
 
@@ -72,7 +77,13 @@ class PublishedStream:
         "tail_set",
     )
 
-    def __init__(self, view: View, entry: ChannelEntry, incarnation: int) -> None:
+    def __init__(
+        self,
+        view: View,
+        entry: ChannelEntry,
+        incarnation: int,
+        heard: Mapping[NodeId, int] | None = None,
+    ) -> None:
         self.stream = Stream(entry.name, view.me, incarnation)
         if self.stream.line is not None:
             # A resumed stream belongs to the client, whichever seat it has this time.
@@ -85,8 +96,11 @@ class PublishedStream:
             history = HistorySender(self.stream.history, view, policy)
         self.history = history
         self.data: FanOutSender
-        if policy.chained:
-            self.data = ChainSender(self.stream, view, policy, history)
+        protocol = protocol_of(policy)
+        if protocol is not None:
+            self.data = protocol.sender(self.stream, view, policy, history)
+        elif policy.chained:
+            self.data = ChainSender(self.stream, view, policy, history, heard)
         elif policy.total:
             kind = OfferSender if self.stream.line is None else ResumedSender
             self.data = kind(self.stream, view, policy)
@@ -98,8 +112,8 @@ class PublishedStream:
         self.alpha = policy.alpha
         #: Every number up to this one is in a history that was sent.
         self.covered = 0
-        #: Digests of the runs since `covered`, and how many bytes each of them has.
-        self._uncovered: deque[tuple[bytes, int]] = deque()
+        #: The runs since `covered`: digests, bytes of contents, and when they were submitted.
+        self._uncovered: deque[tuple[bytes, int, Millis]] = deque()
         self._uncovered_bytes = 0
         #: A history is due for so many bytes: brokers echo it only if they retain all of them.
         self._history_bytes = policy.limits.retained_bytes // HISTORY_PART
@@ -149,7 +163,7 @@ class PublishedStream:
             effects += sent
             if self.history is not None:
                 size = sum(map(len, run))
-                self._uncovered.append((digests, size))
+                self._uncovered.append((digests, size, now))
                 self._uncovered_bytes += size
                 effects += self._maybe_send_history()
         self.last_submit = now
@@ -186,6 +200,13 @@ class PublishedStream:
             effects += sent
         return effects
 
+    def is_history_due(self, now: Millis) -> bool:
+        """Whether the publications since the last history have waited long enough for one."""
+        if not self._uncovered:
+            return False
+        idle, oldest = now - self.last_submit >= TAIL_MS, self._uncovered[0][2]
+        return idle or now - oldest >= HISTORY_MS
+
     def send_history(self) -> list[Effect]:
         """Sign what was sent and is not in a history yet, and send that through Bracha.
 
@@ -199,7 +220,7 @@ class PublishedStream:
         while self._uncovered and len(digests) + len(self._uncovered[0][0]) <= most:
             if digests and size + self._uncovered[0][1] > 2 * self._history_bytes:
                 break
-            run, run_size = self._uncovered.popleft()
+            run, run_size, _ = self._uncovered.popleft()
             digests += run
             size += run_size
         self._uncovered_bytes -= size
@@ -244,7 +265,9 @@ class PublishedStream:
     def timers(self) -> list[Effect]:
         """Keep the timers going as long as there is something to wait for."""
         effects: list[Effect] = []
-        if not self.retransmitting and any(sender.unfinished for sender in self.senders):
+        if not self.retransmitting and any(
+            sender.unfinished or sender.watches for sender in self.senders
+        ):
             self.retransmitting = True
             effects.append(SetTimer(Retransmit(self.stream), RETRANSMIT_MS))
         if self.history is not None and self._uncovered and not self.tail_set:

@@ -25,7 +25,6 @@ from quorumcast.broadcast.application import Refused, Renewed, Submit
 from quorumcast.broadcast.messages import Ack, Outlived
 from quorumcast.cell.messages import Finish, Refuse
 from quorumcast.cell.publishing.published_stream import (
-    TAIL_MS,
     PublishedStream,
     Retransmit,
     TailHistory,
@@ -61,6 +60,7 @@ class Publisher:
 
     __slots__ = (
         "_by_stream",
+        "_heard",
         "_incarnation",
         "_incarnations",
         "_refusals",
@@ -80,6 +80,8 @@ class Publisher:
         #: The same by the data lanes of their streams.
         self._by_stream: dict[Stream, PublishedStream] = {}
         self._refusals = Refusals()
+        #: How many acknowledgements came from each broker.
+        self._heard: dict[NodeId, int] = {}
         #: Brokers that can be reached, in the order in which they came.
         self._up: dict[NodeId, None] = {}
 
@@ -181,8 +183,8 @@ class Publisher:
                 return self._on_connected(peer)
             case Disconnected(peer=peer):
                 return self._on_disconnected(peer)
-            case TimerFired(timer=Retransmit(stream=stream)):
-                return self._on_retransmit(stream)
+            case TimerFired(timer=Retransmit(stream=stream), late_ms=late_ms):
+                return self._on_retransmit(stream, late_ms)
             case TimerFired(timer=TailHistory(stream=stream)):
                 return self._on_tail(stream, now)
             case Receive(message=Refuse() as message):
@@ -200,7 +202,7 @@ class Publisher:
         published = self._streams.get((channel, incarnation))
         if published is None:
             entry = channel_entry(self._view.manifest, channel)
-            published = PublishedStream(self._view, entry, incarnation)
+            published = PublishedStream(self._view, entry, incarnation, self._heard)
             self._streams[channel, incarnation] = self._by_stream[published.stream] = published
         return published
 
@@ -243,6 +245,7 @@ class Publisher:
             return [Drop(DropReason.UNKNOWN_STREAM, broker)]
         if broker not in self._view.brokers:
             return [Drop(DropReason.WRONG_SENDER, broker)]
+        self._heard[broker] = self._heard.get(broker, 0) + 1
         self._refusals.served(ack.stream.channel, broker)
         return published.on_ack(broker, ack) + published.timers() + self._maybe_finish(published)
 
@@ -283,12 +286,12 @@ class Publisher:
             effects += renewed.submit(bodies, now)
         return effects + renewed.timers()
 
-    def _on_retransmit(self, stream: Stream) -> list[Effect]:
+    def _on_retransmit(self, stream: Stream, late_ms: int) -> list[Effect]:
         published = self._by_stream.get(stream)
         if published is None:
             return []
         published.retransmitting = False
-        effects = [effect for sender in published.senders for effect in sender.tick()]
+        effects = [effect for sender in published.senders for effect in sender.tick(late_ms)]
         return effects + published.timers()
 
     def _on_tail(self, stream: Stream, now: Millis) -> list[Effect]:
@@ -297,7 +300,7 @@ class Publisher:
             return []
         published.tail_set = False
         effects: list[Effect] = []
-        if now - published.last_submit >= TAIL_MS:
+        if published.is_history_due(now):
             effects += published.send_history()
         return effects + published.timers()
 

@@ -13,6 +13,7 @@ from quorumcast.broadcast.contract import RetransmitRuns, Vouch, answer_pull
 from quorumcast.broadcast.messages import (
     ChainRun,
     Contents,
+    Custom,
     Echo,
     Open,
     Outlived,
@@ -163,6 +164,7 @@ class Broker:
             ChainRun: self._on_stream,
             Echo: self._on_stream,
             Ready: self._on_stream,
+            Custom: self._on_stream,
             Open: self._on_stream,
             Contents: self._on_stream,
             Pull: self._on_pull,
@@ -539,7 +541,9 @@ class Broker:
         nothing = all(position.next == 1 for position in held)
         if nothing and self._sequencers.is_behind(channel):
             return []  # it cannot tell where the order begins; the subscriber asks again
-        effects: list[Effect] = [Send((sender,), Positions(channel, held, message.join))]
+        effects: list[Effect] = [
+            Send((sender,), Positions(channel, held, message.join, message.bodies))
+        ]
         for stream, first in {cursor.stream: cursor.next for cursor in message.cursors}.items():
             served = self._served.with_lane(stream)
             if served is not None and stream.channel == channel:

@@ -23,10 +23,10 @@ An honest publisher drops only what n-f brokers hold, so f+1 correct ones can su
 no longer retain, the broker skips as well. On a chain a broker fetches what it needs to continue
 and does not vote on it, for nobody can without the MACs that came with a number.
 
-A stream whose publisher is gone begins where enough peers end; a stream that stalls, or that its
-publisher keeps behind, continues there (`StreamProgress`). One range of one stream is fetched at a
-time, and one more may wait for the disk. A range that too few peers hold or agree on is given up
-until a peer reports something new.
+A stream whose publisher is gone begins where enough peers end; a stream that stalls, or that a
+publisher which may lie keeps behind, continues there (`StreamProgress`). One range of one stream is
+fetched at a time, and one more may wait for the disk. A range that too few peers hold or agree on
+is given up until a peer reports something new.
 """
 
 from __future__ import annotations
@@ -447,9 +447,10 @@ class Recovery:
                 held = self._holdings.end(entry, stream, first)
                 if held > first:
                     return first, min(self._size, held - first)
-                # Too few retain it: nobody can fetch it any more.
-                oldest = self._holdings.beginning(entry, stream, end, after=True)
-                self._resume(stream, max(first, oldest))
+                if not self._is_coming(served, stream.lane, progress):
+                    # Too few retain it: nobody can fetch it any more.
+                    oldest = self._holdings.beginning(entry, stream, end, after=True)
+                    self._resume(stream, max(first, oldest))
         elif served is not None and progress.stalled and stream.lane is Lane.DATA:
             self._skip_settled(served)
         wanted = self._before(stream)
@@ -458,6 +459,14 @@ class Recovery:
         first, end = wanted
         count = min(self._size, end - first)
         return end - count, count
+
+    def _is_coming(self, served: ServedStream, lane: Lane, progress: StreamProgress) -> bool:
+        """Whether an honest publisher, however slow, is still sending what this broker lacks.
+
+        A publisher that may lie could send a little now and then, and keep the broker behind.
+        """
+        moves = not (progress.stalled or served.ledger(lane).left_behind)
+        return moves and served.entry.policy.trusts_publishers
 
     def _skip_settled(self, served: ServedStream) -> None:
         """Continue after what f+1 peers have settled, if nobody has its histories any more.

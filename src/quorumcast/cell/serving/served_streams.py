@@ -1,6 +1,7 @@
 """All streams that a broker serves, each with the carrier that the channel's policy asks for.
 
-A new broadcast protocol is plugged in here (`carriers`). Streams are bounded per channel, publisher
+A new built-in protocol is plugged in here (`carriers`); one of another package is looked up by name
+(`broadcast.protocol`). Streams are bounded per channel, publisher
 and *introducer*, the node whose message made this broker open the stream: a lying broker that
 invents streams displaces only its own inventions, never a stream that the publisher has opened.
 
@@ -24,6 +25,7 @@ from quorumcast.broadcast.chain import Chain
 from quorumcast.broadcast.contract import Carrier, CarrierContext
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import AGES, Ledger, Quota
+from quorumcast.broadcast.protocol import protocol_of
 from quorumcast.broadcast.times import Search
 from quorumcast.cell.messages import Position
 from quorumcast.cell.naming import name_in_turn
@@ -267,7 +269,9 @@ class ServedStreams:
 
     def _make_carrier(self, data: Stream, entry: ChannelEntry) -> Carrier:
         context = CarrierContext(self._view, entry.policy, self._readers)
-        carrier = type(self).carriers[entry.policy.broadcast](data, context)
+        protocol = protocol_of(entry.policy)
+        make = protocol.carrier if protocol else type(self).carriers[entry.policy.broadcast]
+        carrier = make(data, context)
         if entry.policy.has_history:
             carrier = History(data, context, carrier)
         carrier.begin_at(self._released(data), self._released(data.history))

@@ -2,8 +2,10 @@
 
 Every broker votes; one of them, the *source*, also sends the bodies. Missing bodies are pulled from
 brokers that voted for them, then from any broker. A source is replaced if pulls had to make up for
-it a few times in a row, whether it withholds bodies, is slow or has other contents; only the first
-makes it a suspect.
+it a few times, whether it withholds bodies, is slow or has other contents; only the first makes it
+a suspect. It withholds bodies if it votes without them again and again after its `Positions` said
+that it knows that it is the source: votes that were under way before, or whose bodies found no room
+here, say nothing about it.
 
 A source whose bodies come before any pull, but always last, delays everything as well, because
 publications are delivered in order. It is replaced if its bodies were missing at many looks in a
@@ -68,20 +70,21 @@ class Fetcher:
         """Choose the first source among the brokers that can be reached."""
         up = [broker for broker in self._view.brokers if broker in self._up]
         if up:
-            interest.source = first_source(self._view.me, up)
+            interest.source.use(first_source(self._view.me, up))
 
     def change_source(self, interest: Interest) -> list[Effect]:
         """Make the next broker that can be reached the source."""
-        brokers = [b for b in self._view.brokers if b in self._up or b == interest.source]
-        old = interest.source
+        brokers = [b for b in self._view.brokers if b in self._up or b == interest.source.broker]
+        old = interest.source.broker
         if old is None or len(brokers) < 2:
-            interest.source = None if old not in self._up else old
+            if old not in self._up:
+                interest.source.use(None)
             return []
-        interest.source = brokers[(brokers.index(old) + 1) % len(brokers)]
-        interest.source_withheld = interest.source_late = 0
+        source = brokers[(brokers.index(old) + 1) % len(brokers)]
+        interest.source.use(source)
         return [
             Send((broker,), interest.subscribe_to(broker))
-            for broker in (old, interest.source)
+            for broker in (old, source)
             if broker in self._up
         ]
 
@@ -112,7 +115,7 @@ class Fetcher:
             return []
         if not acceptor.lacking(1):
             if stream.lane is Lane.DATA:
-                interest.source_late = 0
+                interest.source.late = 0
             return []
         if acceptor.next > lacked:
             # Bodies do come; another number has been missing for a shorter time.
@@ -127,10 +130,10 @@ class Fetcher:
         # Spans come in large pieces, from every source.
         if lane is not Lane.DATA or interest.chained(lane) or interest.far_behind(acceptor):
             return []
-        interest.source_late += 1
-        if interest.source_late < LATE_LOOKS << interest.sources_replaced:
+        interest.source.late += 1
+        if interest.source.late < LATE_LOOKS << interest.source.replaced:
             return []
-        interest.sources_replaced += 1
+        interest.source.replaced += 1
         return self.change_source(interest)
 
     def pull(self, interest: Interest, acceptor: Acceptor) -> list[Effect]:
@@ -151,12 +154,13 @@ class Fetcher:
                 asked = max(asked, last)
         interest.pulls[stream] = (pulls, asked)
         source = interest.source
-        if acceptor.voted(source, lacking[0]) and not interest.chained(stream.lane):
+        if not interest.chained(stream.lane) and source.owes(acceptor, lacking[0]):
             # The body should have come with its vote. (On a chain the last broker sends bodies.)
-            interest.source_withheld += 1
-        if source is not None and interest.source_withheld >= PULLS_BEFORE_CHANGE:
-            if source in voters:
-                effects.append(Suspect(source, Suspicion.WITHHOLDS, stream, lacking[0]))
+            source.withheld += 1
+            source.bare += source.withholds(acceptor, lacking[0])
+        if source.broker is not None and source.withheld >= PULLS_BEFORE_CHANGE:
+            if source.bare >= PULLS_BEFORE_CHANGE:
+                effects.append(Suspect(source.broker, Suspicion.WITHHOLDS, stream, lacking[0]))
             effects += self.change_source(interest)
         elif pulls % PULLS_BEFORE_CHANGE == 0:
             effects += self.change_source(interest)

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from quorumcast.broadcast.acceptance import Acceptor, rules_for
 from quorumcast.broadcast.application import DeliverGap, Refused
 from quorumcast.broadcast.messages import Cursor
@@ -25,10 +27,12 @@ from quorumcast.cell.naming import name_in_turn
 from quorumcast.cell.subscribing.archive import Archive
 from quorumcast.cell.subscribing.excerpt import FIRST_SPAN, Excerpt, Spans
 from quorumcast.cell.subscribing.reports import Reports
+from quorumcast.cell.subscribing.silence import SilenceWatch
+from quorumcast.cell.subscribing.source import Source
 from quorumcast.cell.subscribing.telling import Telling
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_ENDED
-from quorumcast.core.machine import Effect, Suspect, Suspicion
+from quorumcast.core.machine import Effect, Send
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.view import View
 
@@ -39,8 +43,6 @@ QUIET_TICKS = 8
 #: Refreshes, about eight seconds, for which a broker that does not answer may still hold numbers
 #: that others dropped. Where one broker suffices, all subscribers would wait for a dead one.
 PATIENT_TICKS = 32
-#: Refreshes during which a broker may lag before it is suspected of silence.
-SILENT_TICKS = 6
 
 
 class Interest:
@@ -49,12 +51,14 @@ class Interest:
     __slots__ = (
         "_doubts",
         "_floor",
-        "_lagging",
         "_lost",
         "_named",
+        "_named_from",
         "_rules",
+        "_silence",
         "_since",
         "_start",
+        "_unnamed",
         "_view",
         "_waits",
         "acceptors",
@@ -71,9 +75,6 @@ class Interest:
         "requested",
         "seen",
         "source",
-        "source_late",
-        "source_withheld",
-        "sources_replaced",
         "spans",
         "telling",
         "ticks",
@@ -87,6 +88,7 @@ class Interest:
         since: int = 0,
         excerpt: Excerpt | None = None,
         join: int = 0,
+        heard: dict[NodeId, int] | None = None,
     ) -> None:
         self.channel: Channel = entry.name
         self.entry = entry
@@ -126,22 +128,23 @@ class Interest:
         self.acceptors: dict[Stream, Acceptor] = {}
         self.archives: dict[Stream, Archive] = {}
         #: The broker that sends bodies with its votes.
-        self.source: NodeId | None = None
-        #: How often the source voted without the body, which had to be pulled; at how many looks in
-        #: a row its bodies were missing; and how many sources were replaced for that.
-        self.source_withheld = self.source_late = self.sources_replaced = 0
+        self.source = Source()
         #: Cursors at the last request for a replay, to know when to ask for more.
         self.requested: dict[Stream, int] = {}
         #: How often bodies of a stream were pulled in a row, and up to which number.
         self.pulls: dict[Stream, tuple[int, int]] = {}
-        #: For how many refreshes a broker has not voted although others did.
-        self._lagging: dict[NodeId, int] = {}
+        #: Which brokers do not vote although others did.
+        self._silence = SilenceWatch({} if heard is None else heard)
         #: `next` per stream at the last refresh, and refreshes since something moved.
         self.seen: dict[Stream, int] = {}
         self.ticks = 0
         #: Refreshes for which a broker has been silent while one that answers did not hold the next
         #: number of a stream, by stream and silent broker.
         self._waits: dict[Stream, dict[NodeId, int]] = {}
+        #: Where the last accepted history begins, by data lane: what lies before it and is not
+        #: decided yet will be named by none. And for how many refreshes that has lasted.
+        self._named_from: dict[Stream, int] = {}
+        self._unnamed: dict[Stream, int] = {}
 
     def recount(self) -> None:
         """Go on in a new epoch; publishers without the right to publish are dropped."""
@@ -150,14 +153,14 @@ class Interest:
         entry = self._view.channel(self.channel)
         if entry is not None:
             self.telling.adopt(entry.policy.limits)
-        self._lagging = {b: self._lagging[b] for b in members if b in self._lagging}
+        self._silence.retain(members)
         self.reports.forget_gone()
         for data, named in list(self._named.items()):
             self._named[data] = {broker: None for broker in named if broker in members}
             if not self._named[data]:
                 del self._named[data]
-        if self.source not in members:
-            self.source = None
+        if self.source.broker not in members:
+            self.source.use(None)
         for acceptor in self.acceptors.values():
             acceptor.recount(self._rules[acceptor.stream.lane], members)
         for archive in self.archives.values():
@@ -170,6 +173,7 @@ class Interest:
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
         sizes = {"acceptors": len(self.acceptors), "named": len(self._named)}
+        sizes.update(self._silence.sizes(), owed_from=len(self.source))
         parts = [(stream, acceptor.sizes()) for stream, acceptor in self.acceptors.items()]
         parts += [(stream, archive.sizes()) for stream, archive in self.archives.items()]
         for stream, part in parts:
@@ -181,7 +185,7 @@ class Interest:
         cursors = [Cursor(stream, a.next) for stream, a in self.acceptors.items()]
         since = 0 if self.begun else self._since
         until = self.excerpt.asked if self.excerpt else 0
-        wants_bodies = broker == self.source
+        wants_bodies = broker == self.source.broker
         return Subscribe(self.channel, name_in_turn(cursors), wants_bodies, since, until, self.join)
 
     def asked_again(self) -> None:
@@ -197,7 +201,8 @@ class Interest:
 
     def reconnected(self, broker: NodeId) -> None:
         """Forget what a broker reported, and that it lagged: it may have restarted."""
-        self._lagging.pop(broker, None)
+        self._silence.forget(broker)
+        self.source.doubt(broker)
         if not self.begun:
             self.reports.forget(broker)
 
@@ -210,6 +215,7 @@ class Interest:
             return False, []
         held = {p.stream: p for p in message.positions if self._relevant(p.stream)}
         self.reports.replace(broker, held)
+        self.source.note(broker, self.acceptors, knows=message.bodies)
         if not self.begun:
             return self._maybe_begin()
         fresh = [stream for stream in held if self.name(broker, stream)]
@@ -344,13 +350,14 @@ class Interest:
 
     def _accept_from(self, stream: Stream, first: int) -> None:
         limits = self.entry.policy.limits
+        splits = self.entry.policy.may_split and stream.lane is Lane.DATA
         self.acceptors[stream] = Acceptor(
             stream,
             first,
             self._rules[stream.lane],
             self._view.hash,
             limits,
-            may_split=self.entry.policy.may_split and stream.lane is Lane.DATA,
+            may_split=self._view.quorums.f if splits else None,
         )
         if stream.lane is Lane.DATA:
             self.archives[stream] = Archive(stream, self._view, limits)
@@ -370,8 +377,12 @@ class Interest:
         """Follow a stream no more; what is missing of it is a gap."""
         acceptor, end = self.acceptors.pop(stream), max(end, self.ends.pop(stream, 0))
         self.archives.pop(stream, None)
+        self._silence.end(stream)
+        self.source.forget(stream)
         self.pulls.pop(stream, None)
         self.telling.forget(stream)
+        self._named_from.pop(stream, None)
+        self._unnamed.pop(stream, None)
         if end > acceptor.next and stream.lane is Lane.DATA:
             self._lost.append(DeliverGap(stream, acceptor.next, end - 1))
 
@@ -407,6 +418,29 @@ class Interest:
                 acceptor.skip_to(first)
         return effects
 
+    def note_history(self, data: Stream, first: int) -> None:
+        """A history has been accepted that names numbers from this one on."""
+        self._named_from[data] = first
+
+    def give_up_unnamed(self) -> list[DeliverGap]:
+        """Gaps of numbers that no history names, if votes have not decided them for long either.
+
+        The history is lost if more than f brokers have restarted. Enough brokers may still hold
+        what it named, by which a subscriber waited for it; on a chain they cannot vote again.
+        """
+        if self.reports.answering < self._view.quorums.responders:
+            return []
+        gaps: list[DeliverGap] = []
+        for data, first in self._named_from.items():
+            acceptor = self.acceptors[data]
+            count = acceptor.undecided(first)
+            waits = count > 0 and acceptor.next == self.seen.get(data)
+            self._unnamed[data] = self._unnamed.get(data, 0) + 1 if waits else 0
+            if self._unnamed[data] >= PATIENT_TICKS:
+                gaps.append(DeliverGap(data, acceptor.next, acceptor.next + count - 1))
+                acceptor.skip_to(acceptor.next + count)
+        return gaps
+
     # ------------------------------------------------------------- progress
 
     def note_progress(self) -> bool:
@@ -431,31 +465,25 @@ class Interest:
         due = quiet or self.ticks & (self.ticks - 1) == 0
         return not moved and ((stuck and due) or quiet)
 
-    def notice_silence(self) -> list[Effect]:
+    def notice_silence(self, late_ms: int) -> list[Effect]:
         """Suspect brokers that do not vote on what others voted on before the last refresh.
 
         Not on a chain: there only the last brokers send to subscribers.
         """
-        effects: list[Effect] = []
-        for broker in () if self.entry.policy.chained else self._view.brokers:
-            stream = self._silent_on(broker)
-            if stream is None:
-                self._lagging.pop(broker, None)
-                continue
-            self._lagging[broker] = self._lagging.get(broker, 0) + 1
-            if self._lagging[broker] == SILENT_TICKS:
-                effects.append(Suspect(broker, Suspicion.SILENT, stream, self.seen[stream] - 1))
+        if self.entry.policy.chained:
+            return []
+        ask, effects = self._silence.look(
+            self._view.brokers,
+            {stream: number - 1 for stream, number in self.seen.items()},
+            self.acceptors,
+            lambda stream, number: self.reports.kept(stream) > number,
+            late_ms,
+        )
+        for broker, numbers in ask.items():
+            cursors = name_in_turn([Cursor(*cursor) for cursor in numbers.items()])
+            asked = msgspec.structs.replace(self.subscribe_to(broker), cursors=cursors)
+            effects.append(Send((broker,), asked))
         return effects
-
-    def _silent_on(self, broker: NodeId) -> Stream | None:
-        """A stream on which a broker has not voted for what was accepted by the last refresh."""
-        for stream, acceptor in self.acceptors.items():
-            last = self.seen.get(stream, 0) - 1
-            # Numbers before the start were never voted on here: they say nothing about anybody.
-            voted = acceptor.last_vote.get(broker, 0)
-            if stream.lane is Lane.DATA and acceptor.start <= last and voted < last:
-                return stream
-        return None
 
     def next_span(self, acceptor: Acceptor) -> tuple[int, int] | None:
         """The next span to ask for, in a total order of which brokers hold more."""

@@ -57,7 +57,15 @@ class Reports:
         """
         if not self._policy.crash_only:
             return broker in self._held
+        return self._is_fresh(broker)
+
+    def _is_fresh(self, broker: NodeId) -> bool:
         return self._round - self._rounds.get(broker, -FRESH_ROUNDS) < FRESH_ROUNDS
+
+    @property
+    def answering(self) -> int:
+        """How many brokers have answered lately."""
+        return sum(map(self._is_fresh, self._view.brokers))
 
     def forget(self, broker: NodeId) -> None:
         """Forget the report of a broker."""

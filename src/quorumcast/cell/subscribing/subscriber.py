@@ -34,6 +34,7 @@ from quorumcast.cell.subscribing.excerpt import ALL_VOTES_MS, Excerpt, SkippedBr
 from quorumcast.cell.subscribing.fetching import Fetcher, PullDue
 from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.cell.subscribing.recalling import RecallDue, Recaller, positioned
+from quorumcast.cell.subscribing.silence import LOOK_MS
 from quorumcast.core.ids import (
     DIGEST_SIZE,
     Channel,
@@ -66,7 +67,7 @@ from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.view import View
 
-REFRESH_MS = 250
+REFRESH_MS = LOOK_MS
 
 
 class Refresh(Timer, frozen=True, tag=True):
@@ -81,6 +82,7 @@ class Subscriber:
     __slots__ = (
         "_accusations",
         "_fetcher",
+        "_heard",
         "_interests",
         "_joins",
         "_recaller",
@@ -95,6 +97,8 @@ class Subscriber:
         self._accusations = Accusations(view)
         #: One interest per channel joined.
         self._interests: dict[Channel, Interest] = {}
+        #: How often new votes of each broker were seen (`silence`).
+        self._heard: dict[NodeId, int] = {}
         #: How many subscriptions there were.
         self._joins = 0
         #: Brokers that can be reached, in the order in which they came.
@@ -116,7 +120,7 @@ class Subscriber:
         for interest in self._interests.values():
             interest.recount()
             effects += interest.take_lost()
-            if interest.source is None:
+            if interest.source.broker is None:
                 self._fetcher.choose_source(interest)
             for acceptor in list(interest.acceptors.values()):
                 effects += self._advance(interest, acceptor)
@@ -136,8 +140,8 @@ class Subscriber:
                 return self._on_refuse(event.sender, message)
             case Receive():
                 return [Drop(DropReason.UNEXPECTED, event.sender)]
-            case TimerFired(timer=Refresh(channel=channel)):
-                return self._on_refresh(channel)
+            case TimerFired(timer=Refresh(channel=channel), late_ms=late_ms):
+                return self._on_refresh(channel, late_ms)
             case TimerFired(timer=PullDue(stream=stream)):
                 return self._fetcher.on_pull_due(self._interests.get(stream.channel), stream)
             case TimerFired(timer=RecallDue(channel=channel)):
@@ -219,7 +223,9 @@ class Subscriber:
         excerpt = None
         if join.until:
             excerpt = Excerpt(join.until, entry.policy.limits, self._skipped)
-        interest = Interest(self._view, entry, join.start, join.since, excerpt, join=self._joins)
+        interest = Interest(
+            self._view, entry, join.start, join.since, excerpt, join=self._joins, heard=self._heard
+        )
         self._joins += 1
         self._interests[channel] = interest
         self._fetcher.choose_source(interest)
@@ -243,7 +249,7 @@ class Subscriber:
         effects: list[Effect] = self._accusations.connected(peer)
         for interest in self._interests.values():
             interest.reconnected(peer)
-            if interest.source is None:
+            if interest.source.broker is None:
                 self._fetcher.choose_source(interest)
             effects.append(Send((peer,), interest.subscribe_to(peer)))
         return effects
@@ -254,7 +260,7 @@ class Subscriber:
             self._skipped.disconnected(peer)
         effects: list[Effect] = []
         for interest in self._interests.values():
-            if interest.source == peer:
+            if interest.source.broker == peer:
                 effects += self._fetcher.change_source(interest)
             for acceptor in interest.acceptors.values() if interest.excerpt else ():
                 # Positions do not wait for its vote any longer.
@@ -287,6 +293,9 @@ class Subscriber:
         chained = interest.chained(stream.lane)
         if chained != bool(vote.order) or (chained and not self._is_chain(vote.order)):
             return [Drop(DropReason.BAD_CHAIN, sender)]
+        source = interest.source
+        if source.bare and event.bodies and sender == source.broker:
+            source.bare = 0
         effects = acceptor.vote(sender, vote.first, vote.digests, event.bodies, vote.order)
         for voucher in vote.vouchers:
             if voucher.reader != self._view.me or voucher.author not in vote.order:
@@ -368,7 +377,7 @@ class Subscriber:
         while (span := interest.next_span(acceptor)) is not None:
             cursors = (Cursor(acceptor.stream, span[0]),)
             for broker in self._up:
-                bodies = broker == interest.source
+                bodies = broker == interest.source.broker
                 asked = Subscribe(
                     interest.channel, cursors, bodies, until=span[1], join=interest.join
                 )
@@ -394,6 +403,7 @@ class Subscriber:
             data = interest.acceptors.get(effect.stream.data)
             if found is None or data is None:
                 continue
+            interest.note_history(data.stream, found[1].first)
             missed = data.settle(found[1].first, found[1].digests)
             if missed:
                 notice = Missed(data.stream, missed[0], missed[-1] - missed[0] + 1)
@@ -442,7 +452,7 @@ class Subscriber:
         anew = anew and bool(interest.acceptors) and not interest.finished
         return effects + (self._ask_all(interest) if anew else [])
 
-    def _on_refresh(self, channel: Channel) -> list[Effect]:
+    def _on_refresh(self, channel: Channel, late_ms: int) -> list[Effect]:
         interest = self._interests.get(channel)
         if interest is None:
             return []
@@ -454,10 +464,12 @@ class Subscriber:
                 for broker in self._up
                 if broker not in interest.reports
             ]
-        effects += interest.notice_silence()
+        effects += interest.notice_silence(late_ms)
         for stream, acceptor in list(interest.acceptors.items()):
             if stream.lane is Lane.HISTORY and acceptor.stuck:
                 effects += self._advance(interest, acceptor)
+        for gap in interest.give_up_unnamed():
+            effects += [gap, *self._advance(interest, interest.acceptors[gap.stream])]
         if interest.note_progress():
             effects += self._ask_all(interest)
         effects += self._tell(interest, interest.telling.refresh(interest.acceptors.values()))

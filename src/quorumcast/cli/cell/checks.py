@@ -48,6 +48,9 @@ def check_manifest(manifest: Manifest) -> Iterator[Finding]:
         f"of which {manifest.f} may be faulty"
     )
     yield Finding("manifest", "ok", says)
+    if manifest.warning:
+        advice = "make another cell with 'quorumcast init' for anything but figures"
+        yield Finding("manifest", "warning", manifest.warning, advice)
     if manifest.f == 0:
         advice = "make a cell of 4 brokers or more with 'quorumcast init'"
         yield Finding("manifest", "warning", "f=0: no broker may fail or lie", advice)

@@ -60,6 +60,17 @@ def init(
     digest: Annotated[
         str, typer.Option(help="sha256, blake3, blake2b, or auto: the fastest on this machine.")
     ] = "auto",
+    mac: Annotated[
+        str, typer.Option(help="MAC of all links: blake2b, hmac-sha256 or hmac-sha512.")
+    ] = "blake2b",
+    reproduce_freeman: Annotated[
+        bool,
+        typer.Option(
+            "--reproduce-freeman",
+            help="For Freeman's figures, not for use: allow the broken --mac hmac-md5, hmac-sha1 "
+            "and --digest md5, sha1.",
+        ),
+    ] = False,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a cell that is there.")] = False,
     json_: JsonOption = False,
@@ -83,6 +94,8 @@ def init(
         names,
         [_retaining(parse_channel(spec), retain or ()) for spec in channel or [DEFAULT_CHANNEL]],
         digest=choose_digest(digest),
+        mac=mac,
+        reproduction=reproduce_freeman,
         operator=operator,
     )
     if OPERATOR in identities:
@@ -198,6 +211,7 @@ class CellSummary(msgspec.Struct, frozen=True):
     f: int
     manifest: str
     digest: str
+    mac: str
     tls: bool
     #: The address of each broker.
     brokers: dict[str, str]
@@ -205,6 +219,8 @@ class CellSummary(msgspec.Struct, frozen=True):
     #: The policy and the retention of each channel.
     channels: dict[str, str]
     retention: dict[str, str]
+    #: What its users must know about its algorithms; empty if there is nothing.
+    warning: str
 
     @classmethod
     def of(cls, manifest: Manifest, directory: Path) -> CellSummary:
@@ -217,11 +233,13 @@ class CellSummary(msgspec.Struct, frozen=True):
             f=manifest.f,
             manifest=str(directory / MANIFEST),
             digest=manifest.digest,
+            mac=manifest.mac,
             tls=any(broker.certificate for broker in manifest.brokers),
             brokers={broker.id: broker.address for broker in manifest.brokers},
             clients=[client.id for client in manifest.clients],
             channels={channel.name: channel.policy.title for channel in manifest.channels},
             retention={c.name: retention_of(c.policy.limits) for c in manifest.channels},
+            warning=manifest.warning,
         )
 
 
@@ -231,8 +249,11 @@ def _print(manifest: Manifest, directory: Path) -> None:
     liars = any(not c.policy.crash_only for c in manifest.channels)
     lines = [
         f"{manifest.cell}: {len(manifest.brokers)} brokers, of which {manifest.f} may "
-        f"{'lie' if liars or not manifest.channels else 'crash'}; digests {manifest.digest}"
+        f"{'lie' if liars or not manifest.channels else 'crash'}; digests {manifest.digest}, MAC "
+        f"{manifest.mac}"
     ]
+    if manifest.warning:
+        lines.append(f"  warning: {manifest.warning}")
     for channel in manifest.channels:
         kept = retention_of(channel.policy.limits)
         lines.append(f"  channel {channel.name}: {channel.policy.described}, keeps {kept}")

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from quorumcast.cli.common import Rows, ask, console, print_json, table
+from quorumcast.cli.common import Rows, ask, console, print_json, table, warn
 from quorumcast.cli.options import Commands, JsonOption, StatusOptions
 from quorumcast.core.errors import UsageError
 
@@ -38,7 +38,7 @@ def status(where: StatusOptions, json_: JsonOption = False) -> None:
     verdict = judge_cell(cell, where.path.parent, rows)
     if json_:
         shown = {"cell": cell.cell, "epoch": cell.epoch, "brokers": rows, "verdict": verdict}
-        print_json(shown)
+        print_json({**shown, "warning": cell.warning})
     else:
         out = console(width=STATUS_WIDTH)
         out.print(status_table(cell.cell, rows))
@@ -48,6 +48,8 @@ def status(where: StatusOptions, json_: JsonOption = False) -> None:
             if counts:
                 out.print(f"{name} suspects {counts}", markup=False)
         out.print(verdict.says, markup=False)
+        if cell.warning:
+            out.print(f"warning: {cell.warning}", markup=False)
     if not verdict.well:
         raise typer.Exit(1)
 
@@ -168,7 +170,7 @@ def set_fault(
             f"{len(faulty)} brokers misbehave now ({', '.join(faulty)}), and f is {cell.f}: the "
             "cell promises nothing any more; make one honest with 'quorumcast faults clear'"
         )
-        console(stderr=True).print(f"warning: {warning}", markup=False, soft_wrap=True)
+    warn(warning)
     _report(broker, answer, json_, warning)
 
 

@@ -89,6 +89,8 @@ class Newcomer:
 
     def check_address(self) -> None:
         """Refuse an address at which it cannot be reached, or at which something else listens."""
+        if "+" in self.host:
+            return  # of another transport than TCP, which cannot be asked here
         address = f"{self.host}:{self.port}"
         otherwise = f"nothing was changed; check the address, or use 'members add {self.name}'"
         try:

@@ -19,6 +19,7 @@ from quorumcast.cli.common import (
     default_status_port,
     default_status_url,
     print_json,
+    warn,
 )
 from quorumcast.cli.options import IdentityOptions, JsonOption, ObserveOption
 from quorumcast.core.errors import UsageError
@@ -45,6 +46,10 @@ FaultsOption = Annotated[
     typer.Option("--allow-faults", help="Let 'quorumcast faults' make brokers lie; for tests."),
 ]
 
+StoreOption = Annotated[
+    str, typer.Option(help="The kind of store: sqlite, or that of an installed package.")
+]
+
 
 def up(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made by 'init'.")],
@@ -52,6 +57,7 @@ def up(
         list[str] | None, typer.Option("--only", help="Start this broker only; may be repeated.")
     ] = None,
     allow_faults: FaultsOption = False,
+    store: StoreOption = "sqlite",
     log: LogOption = "info",
     json_: JsonOption = False,
 ) -> None:
@@ -64,8 +70,9 @@ def up(
 
     _check_level(log)
     manifest = read_manifest(manifest_path(directory))
+    warn(manifest.warning)
     supervisor = Supervisor(
-        directory, manifest, only=only, allow_faults=allow_faults, log_level=log
+        directory, manifest, only=only, allow_faults=allow_faults, store=store, log_level=log
     )
     before = {number: signal.getsignal(number) for number in STOPPING}
     for number, handler in before.items():
@@ -183,6 +190,7 @@ def broker(
     metrics_host: Annotated[str, typer.Option(help="Where the status page is.")] = "127.0.0.1",
     evidence: Annotated[Path | None, typer.Option(help="Write evidence of lies here.")] = None,
     data: Annotated[Path | None, typer.Option(help="Keep the store here.")] = None,
+    store: StoreOption = "sqlite",
     trace: Annotated[Path | None, typer.Option(help="Write a Parquet trace here.")] = None,
     observe: ObserveOption = None,
     allow_faults: FaultsOption = False,
@@ -201,6 +209,7 @@ def broker(
 
     _check_level(log)
     cell = where.read()
+    warn(cell.warning)
     file = where.identity_file(of_broker=True)
     name = read_identity(file).name
     entry = cell.broker(name)
@@ -219,6 +228,7 @@ def broker(
         faults=tuple(fault or ()),
         evidence=evidence,
         data=data,
+        store=store,
         trace=trace,
         observe=observe.resolve() if observe else None,
         log_level=log,

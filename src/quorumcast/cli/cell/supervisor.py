@@ -25,6 +25,7 @@ from quorumcast.manifest.files import read_manifest
 from quorumcast.manifest.manifest import BrokerEntry, Manifest
 from quorumcast.runtime.broker.broker import BrokerSettings
 from quorumcast.runtime.broker.process import encode_settings
+from quorumcast.runtime.store.contract import SQLITE
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
@@ -159,12 +160,14 @@ class Supervisor:
         *,
         only: list[str] | None = None,
         allow_faults: bool = False,
+        store: str = SQLITE,
         log_level: str = "info",
     ) -> None:
         manifest.check_brokers(only or ())
         self._directory = directory
         self._only = only
         self._allow_faults = allow_faults
+        self._store = store
         self._log_level = log_level
         (directory / "logs").mkdir(exist_ok=True)
         self._lifeline = os.pipe()
@@ -183,6 +186,7 @@ class Supervisor:
             allow_faults=self._allow_faults,
             evidence=directory / "evidence",
             data=directory / "data",
+            store=self._store,
             lifeline_fd=self._lifeline[0],
             log_level=self._log_level,
         )

@@ -48,6 +48,8 @@ def verify(
     else:
         text = verdict["says"] if verdict["valid"] else verdict["reason"]
         console().print(f"{titles[verdict['valid']]}: {escape(text)}", soft_wrap=True)
+        if verdict["warning"]:
+            console().print(f"warning: {verdict['warning']}", markup=False, soft_wrap=True)
     if not verdict["valid"]:
         raise typer.Exit(UNDECIDED if verdict["valid"] is None else 1)
 
@@ -176,4 +178,4 @@ def judge(document: Receipt | Evidence, manifest: Manifest) -> dict[str, Any]:
         }
     if reason is not None:
         facts["says"] = None  # an invalid document proves nothing
-    return {"valid": reason is None, "reason": reason, **facts}
+    return {"valid": reason is None, "reason": reason, "warning": manifest.warning, **facts}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -10,6 +11,8 @@ import msgspec
 import typer
 
 from quorumcast.cli.common import console, facts_table, print_json, table
+from quorumcast.cli.lab import freeman
+from quorumcast.cli.lab.freeman import SweepOptions
 from quorumcast.cli.options import JsonOption, ObserveOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
@@ -49,7 +52,7 @@ class PlanOptions(msgspec.Struct, kw_only=True):
         str,
         typer.Option(
             help="Publications between histories: 100, or 10-512 for a number that adapts; "
-            "100-512 if left out."
+            "100-1024 if left out."
         ),
     ] = ""
     brokers: Annotated[int, typer.Option(help="Broker processes.")] = 4
@@ -67,6 +70,9 @@ class PlanOptions(msgspec.Struct, kw_only=True):
         float, typer.Option(help="Events per second and publisher; 0: as fast as accepted.")
     ] = 0.0
     window: Annotated[int, typer.Option(help="Events un-accepted at most; 0 chooses.")] = 0
+    poll_every: Annotated[
+        float, typer.Option(help="Seconds between two polls of a subscriber; 0 reads at once.")
+    ] = 0.0
     fault: Annotated[
         str,
         typer.Option(
@@ -74,7 +80,37 @@ class PlanOptions(msgspec.Struct, kw_only=True):
             "'quorumcast faults list'."
         ),
     ] = ""
-    digest: Annotated[str, typer.Option(help="auto, sha256, blake3 or blake2b.")] = "auto"
+    crash_every: Annotated[
+        float, typer.Option(help="With crash-recover: again so often, in seconds; 0 is once.")
+    ] = 0.0
+    percent: Annotated[int, typer.Option(help="Percentage of messages that the fault affects.")] = (
+        100
+    )
+    latency: Annotated[
+        float, typer.Option(metavar="MS", help="One-way delay put into every link.")
+    ] = 0.0
+    jitter: Annotated[
+        float, typer.Option(metavar="MS", help="Up to so much more, drawn for each write.")
+    ] = 0.0
+    loss: Annotated[
+        float,
+        typer.Option(
+            metavar="PERCENT",
+            help="Packets that are lost. TCP repeats them, so each costs its link a retransmission "
+            "timeout: the round trip and 200 ms.",
+        ),
+    ] = 0.0
+    link: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:NAME=MS", help="The delay of one link; may be repeated."),
+    ] = None
+    digest: Annotated[
+        str, typer.Option(help="auto, sha256, blake3 or blake2b; Freeman's md5 or sha1.")
+    ] = "auto"
+    mac: Annotated[
+        str,
+        typer.Option(help="blake2b, hmac-sha256 or hmac-sha512; Freeman's hmac-md5 or hmac-sha1."),
+    ] = "blake2b"
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False
     durable: Annotated[
         bool, typer.Option(help="Brokers write what they vouch for to disk first.")
@@ -95,22 +131,25 @@ class PlanOptions(msgspec.Struct, kw_only=True):
         trace = str(self.trace.resolve()) if self.trace else ""
         observe = str(self.observe) if self.observe else ""
         alpha, alpha_max = parse_alpha(self.alpha)
+        fields = msgspec.structs.asdict(self)
         others = {
+            "links": tuple(fields.pop("link") or ()),
             "alpha": alpha,
             "alpha_max": alpha_max,
             "fault": fault,
             "trace": trace,
             "observe": observe,
         }
-        return BenchPlan(**(msgspec.structs.asdict(self) | others))
+        return BenchPlan(**(fields | others))
 
 
 def bench(
     measured: PlanOptions,
+    sweep: SweepOptions,
     suite: Annotated[
         str,
         typer.Option(
-            help="'freeman': his policies side by side, against his figures. "
+            help="'freeman': his policies side by side, against his figures (all: --full). "
             "'faults': every fault of the catalogue against the fault-free rate. "
             "'fit': FIT-Broker's five tests of its four kinds, against its figures. "
             "'soak': total order while brokers are killed, paused, cut off and wiped. "
@@ -133,8 +172,8 @@ def bench(
     events: Annotated[
         int,
         typer.Option(
-            help="With --workload: the first so many events; 0 is all. With --suite retention: how "
-            "many are kept."
+            help="So many events of each publisher, not --seconds. With --workload: the first so "
+            "many; 0 is all. With --suite retention: how many are kept."
         ),
     ] = 0,
     json_: JsonOption = False,
@@ -142,13 +181,18 @@ def bench(
     """Start real processes, measure, and check that nothing was lost, repeated or altered.
 
     Exit code 1 if something was, except where a fault makes that the expected result (AB or chain
-    without history, a liar, and publishers that skip a broker: nothing can arrive).
+    without history, a liar, and publishers that skip a broker: there are too few votes), and if
+    without a fault a node was suspected.
     """
     plan = measured.plan()
+    counted = msgspec.structs.replace(plan, events=events)
+    sweep.check(suite)
     if plan.observe and (workload is not None or suite in (FIT, SOAK, FLOODS, RETENTION)):
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
         )
+    if plan.weather and (workload is not None or suite in (SOAK, FLOODS, RETENTION)):
+        raise UsageError("--latency, --jitter, --loss and --link are not for this; leave them out")
     if workload is not None:
         if suite:
             raise UsageError("a suite has a workload of its own; leave out --workload or --suite")
@@ -156,9 +200,9 @@ def bench(
     elif suite == RETENTION:
         _retention(events, json_)
     elif suite:
-        _suite(suite, plan, runs, json_)
+        _suite(suite, counted if suite == FREEMAN else plan, runs, sweep, json_)
     else:
-        _single(plan, json_)
+        _single(counted, json_)
 
 
 def _single(plan: BenchPlan, json_: bool) -> None:
@@ -212,6 +256,8 @@ def _replay_table(report: ReplayReport) -> Table:
         f"{latency.p50} ms, 99 % {latency.p99} ms; lost {report.lost}, duplicated "
         f"{report.duplicated}, altered {report.altered}, disordered {report.disordered}"
     )
+    if report.correct_suspected:
+        shown.caption += f"; correct nodes suspected: {report.correct_suspected}"
     return shown
 
 
@@ -220,59 +266,54 @@ def _single_table(report: BenchReport) -> Table:
     facts = {
         "publications/s": f"{report.publications_per_s:,.0f}",
         "events/s": f"{report.events_per_s:,.0f}",
-        "latency": f"median {latency.p50} ms, 99 % {latency.p99} ms, mean {latency.mean} ms",
+        "latency": f"median {latency.p50} ms, 99 % {latency.p99} ms, mean {latency.mean} ms, "
+        f"deviation {latency.deviation} ms",
         "processor": f"{report.cpu_us_per_event} µs per event {report.cpu_us_per_event_by_role}",
         "published": f"{report.published:,}",
         "delivered": f"{report.delivered:,} ({report.by_history:,} publications by history)",
         "lost, duplicated, altered": f"{report.lost}, {report.duplicated}, {report.altered}",
     }
+    if report.weather:
+        facts["delay of links"] = report.weather
     if report.suspicions:
         facts["suspected"] = str(report.suspicions)
+    if report.correct_suspected:
+        facts["correct nodes suspected"] = str(report.correct_suspected)
     if report.evidence:
         facts["evidence"] = str(report.evidence)
     return facts_table(f"{report.policy}, {report.brokers} brokers", facts)
 
 
-def _suite(name: str, plan: BenchPlan, runs: int, json_: bool) -> None:
+def _suite(name: str, plan: BenchPlan, runs: int, sweep: SweepOptions, json_: bool) -> None:
     if name not in SUITES:
         raise UsageError(f"there is no suite {name!r}; choose one of {', '.join(SUITES)}")
     if runs < 1:
         raise UsageError("--runs must be 1 or more")
-    suites = {FREEMAN: _freeman, FAULTS: _faults, FIT: _fit, SOAK: _soak, FLOODS: _floods}
+    suites: dict[str, Callable[[BenchPlan, int, Progress], SuiteResult]]
+    suites = {FAULTS: _faults, FIT: partial(_fit, sweep), SOAK: _soak, FLOODS: _floods}
     with ProgressDisplay() as progress:
-        figures, tables, sound = suites[name](plan, runs, progress)
+        if name == FREEMAN:
+            figures, tables, sound = freeman.run(plan, runs, sweep, progress)
+        else:
+            figures, tables, sound = suites[name](plan, runs, progress)
     _show(figures, tables, sound=sound, json_=json_)
 
 
-def _freeman(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
-    from quorumcast.bench.papers import run_freeman
+def _fit(sweep: SweepOptions, plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
+    from quorumcast.bench.papers import FitRow, run_fit
 
-    lines = run_freeman(plan, runs, progress)
-    shown = table(
-        "policy",
-        right=("brokers", "publications/s", "Freeman", "ratio", "median ms", "to AB, n=4"),
-        title="One event of 56 bytes per publication; median of the runs",
-    )
-    for line in lines:
-        shown.add_row(
-            line.name,
-            str(line.brokers),
-            f"{line.publications_per_s:,.0f}",
-            f"{line.freeman_pps:,}" if line.freeman_pps else "",
-            f"{line.ratio}" if line.ratio else "",
-            f"{line.latency_p50_ms}",
-            f"{line.to_ab}",
-        )
-    return lines, [shown], True
+    def keep(rows: list[FitRow]) -> None:
+        if sweep.output is not None:
+            sweep.output.mkdir(parents=True, exist_ok=True)
+            (sweep.output / "fit.json").write_bytes(msgspec.json.encode(rows))
 
-
-def _fit(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
-    from quorumcast.bench.papers import run_fit
-
-    lines = run_fit(plan, runs, progress)
+    lines = run_fit(plan, runs, progress, full=sweep.full, keep=keep)
     shown = table(
         *("test", "kind"),
-        right=("brokers", "events/s", "FIT-Broker", "ratio", "to normal", "lost, dup., alt."),
+        right=(
+            *("brokers", "publishers", "events/s", "FIT-Broker", "its best", "ratio"),
+            *("to normal", "lost, dup., alt."),
+        ),
         title="FIT-Broker §5.2: events of 253 bytes, ten channels, two subscribers each",
     )
     for line in lines:
@@ -280,8 +321,10 @@ def _fit(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
             line.test,
             line.kind,
             str(line.brokers),
+            str(line.publishers),
             f"{line.events_per_s:,.0f}",
             f"{line.fit_events_per_s:,}" if line.fit_events_per_s else "",
+            f"{line.fit_best:,}" if line.fit_best else "",
             f"{line.ratio}" if line.ratio else "",
             f"{line.to_normal}" if line.to_normal else "",
             f"{line.lost}, {line.duplicated}, {line.altered}",

@@ -85,7 +85,7 @@ def _figures(evaluation: Evaluation) -> Table:
 
 
 def _row(line: ScenarioResult) -> list[str]:
-    from quorumcast.pipeline.evaluation.formatting import amount, percent
+    from quorumcast.charts.formatting import amount, percent
 
     latency = line.latency
     return [
@@ -106,7 +106,7 @@ def _row(line: ScenarioResult) -> list[str]:
 
 
 def _costs(evaluation: Evaluation) -> Table:
-    from quorumcast.pipeline.evaluation.formatting import percent, times
+    from quorumcast.charts.formatting import percent, times
 
     shown = table(
         "scenario",
@@ -121,7 +121,7 @@ def _costs(evaluation: Evaluation) -> Table:
 
 
 def _documents(evaluation: Evaluation) -> Table:
-    from quorumcast.pipeline.evaluation.formatting import amount, times
+    from quorumcast.charts.formatting import amount, times
 
     title = "The same scenarios in the documents, on other machines"
     shown = table("document", "figure", right=("theirs", "ours", "ratio"), title=title)

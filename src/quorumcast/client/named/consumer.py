@@ -332,12 +332,16 @@ class Consumer:
     def _maybe_claim(self) -> None:
         state = self.state
         room = self._prefetch - len(self._pending)
-        if self._in_flight or room < max(1, self._prefetch // 2):
+        if self._in_flight or room < self._least_claimed:
             return
         if state.session(self._node.name) != self.session:
             return
         if self._can_claim():
             self._write_awaited(ClaimPositions(self.session, room, self._live.end))
+
+    @property
+    def _least_claimed(self) -> int:
+        return max(1, self._prefetch // 2)
 
     def _can_claim(self) -> bool:
         return bool(self.state.returned) or self.state.next < self._live.end
@@ -363,6 +367,25 @@ class Consumer:
             pending.handed_out = True
             return position, pending, pending.batch
         return None
+
+    @property
+    def gap_next(self) -> bool:
+        """Whether `next_ready` returns a gap."""
+        return bool(self._gaps)
+
+    def has_ready(self, events: int) -> bool:
+        """Whether so many events can be handed out, a gap, or as many as may be claimed ahead."""
+        if self._gaps:
+            return True
+        found = unanswered = 0
+        for _, pending in sorted(self._pending.items()):
+            if pending.batch is None and not pending.handed_out:
+                return found >= events
+            if not pending.handed_out and pending.batch is not None:
+                found += len(pending.batch)
+            unanswered += not pending.answered
+        most = bool(found) and self._prefetch - unanswered < self._least_claimed
+        return found >= events or most
 
     def answer(self, position: int, *, ack: bool) -> None:
         """Acknowledge a position, or return it for redelivery."""

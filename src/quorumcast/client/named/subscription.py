@@ -21,10 +21,12 @@ module checks arguments, opens the subscription and hands out deliveries; `consu
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 from typing import TYPE_CHECKING
 
-from quorumcast.client.arguments import check_start, check_times
+from quorumcast.client.arguments import check_poll, check_start, check_times
 from quorumcast.client.events import Batch, Event, Gap, GapError
 from quorumcast.client.named.companion import Connection, find_state
 from quorumcast.client.named.consumer import Consumer, PendingDelivery
@@ -107,7 +109,8 @@ class NamedSubscription:
         #: "earliest". It begins after them, and iteration yields no gap for them.
         self.dropped: list[Gap] = []
         self._consumer: Consumer | None = None
-        self._last: Delivery | None = None
+        #: The newest deliveries, which the next one acknowledges with `ack="auto"`.
+        self._last: list[Delivery] = []
 
     def _check_settings(self) -> SubscriptionSettings:
         node, group = self._node, self._group
@@ -251,17 +254,50 @@ class NamedSubscription:
     async def next(self) -> Delivery | Gap:
         """The next delivery, or a gap that the subscription had to skip."""
         consumer = self._opened()
-        last, self._last = self._last, None
-        if self._options.ack == AUTO and last is not None:
-            await last.ack()
+        await self._acknowledge_last()
         found = consumer.next_ready()
         while found is None:
             await consumer.changed()
             found = consumer.next_ready()
         if isinstance(found, Gap):
             return found
-        self._last = Delivery(consumer, *found)
-        return self._last
+        self._last = [Delivery(consumer, *found)]
+        return self._last[0]
+
+    async def poll(
+        self, n: int | None = None, *, at_least: int | None = None, timeout_s: float | None = None
+    ) -> list[Delivery]:
+        """The deliveries that wait, until they have `n` events; returns at once.
+
+        A delivery is a whole publication, since it is acknowledged as a whole: the last one may
+        have more events than are missing. `at_least`, `timeout_s` and gaps are those of
+        `Subscription.poll`. It does not wait for more than may be claimed ahead (`prefetch`).
+        """
+        poll = check_poll(n, at_least, timeout_s)
+        consumer = self._opened()
+        await self._acknowledge_last()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not consumer.has_ready(poll.at_least):
+                    await consumer.changed()
+        found: list[Delivery] = []
+        events = 0
+        while events < poll.most and not (found and consumer.gap_next):
+            item = consumer.next_ready()
+            if item is None:
+                break
+            if isinstance(item, Gap):
+                raise GapError(item)
+            found.append(Delivery(consumer, *item))
+            events += len(found[-1].batch)
+        self._last = found
+        return list(found)
+
+    async def _acknowledge_last(self) -> None:
+        last, self._last = self._last, []
+        if self._options.ack == AUTO:
+            for delivery in last:
+                await delivery.ack()
 
     @property
     def lag(self) -> int:

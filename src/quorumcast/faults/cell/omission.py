@@ -49,7 +49,8 @@ class Slow(Tampering):
 class Dropping(Tampering):
     """Freeman §6.7: no votes for anybody, no Bracha message to f brokers, no run down the chain.
 
-    Pulls, which his protocols do not have, are still answered. Together with a publisher that skips
+    `percent` of these messages are withheld: he drops all, and alters a percentage (§6.7). Pulls,
+    which his protocols do not have, are still answered. Together with a publisher that skips
     another broker this stops AB and chain, and histories repair it.
     """
 
@@ -58,15 +59,17 @@ class Dropping(Tampering):
         self._shunned = context.broker_victims(context.manifest.f)
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
+        kept: list[Effect | Later] = []
         match send.message:
             case ChainRun():
-                return []
+                pass
             case Vote(stream=stream) if stream.lane is Lane.DATA:
-                return []
+                pass
             case message if isinstance(message, BRACHA):
-                return self.without(send, self._shunned)
+                kept = self.without(send, self._shunned)
             case _:
                 return [send]
+        return kept if self.context.hits() else [send]
 
 
 class DropKind(Tampering):

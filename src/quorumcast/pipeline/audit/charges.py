@@ -122,6 +122,8 @@ _OUT_OF_PLACE = (
 RULES = (
     Rule(kind="suspect", reasons=("dissent",), deed="altered", by_publisher=True,
          why="voted for other contents than were accepted"),
+    Rule(kind="suspect", reasons=("split",), deed="equivocated", clients_only=True,
+         why="sent brokers different contents: more than f dissented"),
     Rule(kind="suspect", reasons=("equivocation",), roles=("subscriber",), deed="equivocated",
          by_publisher=True, why="voted for two contents at one number"),
     Rule(kind="suspect", reasons=("equivocation",), roles=("broker",), deed="equivocated",

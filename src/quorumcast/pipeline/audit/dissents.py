@@ -3,6 +3,9 @@
 One of the f+1 brokers is correct and signed what the publisher sent it. So the broker with another
 statement lies, or the publisher equivocates. The clause contains no observer, because an observer
 cannot forge the statements.
+
+If more than f brokers signed something else than f+1 others about one publisher, one of them is
+correct as well. Then the charge is against the publisher alone: no lie of f brokers explains it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from quorumcast.pipeline.audit.charges import Charge
 from quorumcast.pipeline.audit.proofs import read_signed
 
 WHY = "signed something else than f+1 others"
+WHY_SPLIT = "sent brokers different contents: more than f signed something else than f+1 others"
 
 
 def find_dissents(manifest: Manifest, statements: Iterable[tuple[str, bytes]]) -> list[Charge]:
@@ -38,7 +42,25 @@ def find_dissents(manifest: Manifest, statements: Iterable[tuple[str, bytes]]) -
                 for signer in signers - witnesses if other != root else ():
                     for witness in sorted(witnesses)[:needed]:
                         found[signer, holder(stream.publisher), witness] += 1
-    return [
+    signers_about: dict[str, dict[str, None]] = {}
+    for signer, publisher, _ in found:
+        signers_about.setdefault(publisher, {})[signer] = None
+    split = {p for p, signers in signers_about.items() if len(signers) > manifest.f}
+    charges = [
+        Charge(
+            accused=publisher,
+            observer=signer,
+            deed="equivocated",
+            why=WHY_SPLIT,
+            clause=frozenset((publisher,)),
+            count=sum(n for (s, p, _), n in found.items() if (s, p) == (signer, publisher)),
+            publishers=frozenset((publisher,)),
+            firm=True,
+        )
+        for publisher in sorted(split)
+        for signer in signers_about[publisher]
+    ]
+    return charges + [
         Charge(
             accused=signer,
             observer=witness,
@@ -50,6 +72,7 @@ def find_dissents(manifest: Manifest, statements: Iterable[tuple[str, bytes]]) -
             firm=True,
         )
         for (signer, publisher, witness), count in found.items()
+        if publisher not in split
     ]
 
 

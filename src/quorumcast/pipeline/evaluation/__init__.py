@@ -5,5 +5,5 @@ figures     one pass over all rows on Spark; the result is small sums
 histogram   percentiles from sums
 summary     figures per scenario from sums
 cells       what is specific to cells: names, hops, and the figures of the papers
-svg, page   the HTML report
+page        the HTML report, from `charts`
 """

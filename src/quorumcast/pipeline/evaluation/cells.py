@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 from quorumcast.bench import papers
+from quorumcast.bench.freeman.points import FIGURES, LINES
 from quorumcast.bench.plan import BenchPlan
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cell.tracing import CellParameters
@@ -55,13 +56,14 @@ def words(cell: CellParameters) -> list[str]:
         found.append(f"batches of {cell.batch}" if cell.batch else "natural batches")
     if cell.rate:
         found.append(f"{cell.rate:g}/s")
+    found += [cell.weather] if cell.weather else []
     return found + ["durable"] * cell.durable + ["tls"] * cell.tls
 
 
 def hops(cell: CellParameters, delivered: int, by_history: int, chain: int) -> dict[int, int]:
     """Return deliveries by hops; `chain` is the length of the longest chain of the run."""
     # A subscriber of a chain needs the vote of the last broker.
-    steps = STEPS.get(cell.policy, chain + 1)
+    steps = STEPS.get(cell.policy, chain + 1 if chain else 0)  # 0: unknown, of another package
     found = {steps: delivered - by_history}
     found[HISTORY_STEPS] = found.get(HISTORY_STEPS, 0) + by_history
     return found
@@ -72,7 +74,8 @@ def beside(line: ScenarioResult) -> list[Beside]:
     if (line.scenario.system, line.scenario.source) != (CELL_SYSTEM, BENCH):
         return []
     cell = cell_of(line.scenario.parameters)
-    return [*_freeman(line, cell), *_fit(line, cell)]
+    # No paper measured over slow links.
+    return [] if cell.weather else [*_freeman(line, cell), *_fit(line, cell)]
 
 
 def _freeman(line: ScenarioResult, cell: CellParameters) -> list[Beside]:
@@ -87,17 +90,22 @@ def _freeman(line: ScenarioResult, cell: CellParameters) -> list[Beside]:
     ):
         return []
     found = []
-    for name, policy, alpha, brokers, rate in papers.FREEMAN_LINES:
+    for (policy, alpha, brokers), his in FIGURES.items():
         if (policy, alpha, brokers) != (cell.policy, cell.alpha, cell.brokers):
             continue
+        name = next(known.name for known in LINES if (known.policy, known.alpha) == (policy, alpha))
+        compared = (
+            ("throughput", "publications/s", his.publications_per_s, line.publications_per_s),
+            ("latency, mean", "ms", his.mean_ms, latency.mean),
+            ("latency, deviation", "ms", his.deviation_ms, latency.deviation),
+            ("latency, 99 %", "ms", his.p99_ms, latency.p99),
+        )
         document = f"Freeman, {name}, {brokers} brokers"
-        if rate:
-            ours = line.publications_per_s
-            found.append(_beside(document, "throughput", "publications/s", rate, ours))
-        if theirs := papers.FREEMAN_LATENCIES_MS.get((policy, alpha, brokers)):
-            mine = (latency.mean, latency.deviation, latency.p99)
-            for figure, their, our in zip(papers.FREEMAN_STATISTICS, theirs, mine, strict=True):
-                found.append(_beside(document, f"latency, {figure}", "ms", their, our))
+        found += [
+            _beside(document, figure, unit, theirs, ours)
+            for figure, unit, theirs, ours in compared
+            if theirs is not None
+        ]
     return found
 
 

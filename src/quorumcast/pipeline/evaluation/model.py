@@ -67,12 +67,16 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
     passed_on: int = 0
     #: Mean place in chains, from 1.
     place: float | None = None
+    #: Processor seconds in the measured time of all runs, and the largest resident memory at the
+    #: end of one; None where nodes are no processes.
+    cpu_s: float | None = None
+    memory_mb: float | None = None
 
 
 class Spread(msgspec.Struct, frozen=True):
     """The distribution of a figure over nodes (Pulsarcast §5.3)."""
 
-    total: int
+    total: float
     mean: float
     deviation: float
     p95: float
@@ -121,7 +125,11 @@ class ScenarioResult(msgspec.Struct, kw_only=True):
     events: int
     owed: int
     delivered: int
+    #: The share of what is owed, counted from what was published.
     coverage: float | None
+    #: The same counted from what applications injected (Pulsarcast §5.3); None if events per
+    #: publication differ.
+    coverage_of_injected: float | None
     #: Acceptances beyond the first, and of publications that the node was not owed.
     repeated: int
     unowed: int
@@ -147,6 +155,9 @@ class ScenarioResult(msgspec.Struct, kw_only=True):
     sent_by_node: Spread | None
     received_by_node: Spread | None
     bytes_by_node: Spread | None
+    #: Processors in use, and megabytes of resident memory, over the processes of all runs.
+    processors_by_node: Spread | None
+    memory_by_node: Spread | None
     cost: Cost | None = None
     beside: list[Beside] = msgspec.field(default_factory=list)
 

@@ -26,7 +26,7 @@ from quorumcast.pipeline.evaluation.model import (
     Spread,
 )
 from quorumcast.pipeline.evaluation.runs import Trace
-from quorumcast.traces.form import SIMULATOR, Header
+from quorumcast.traces.form import SIMULATOR, Header, ProcessUse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,6 +139,7 @@ class _Group:
             owed=owed,
             delivered=delivered,
             coverage=_ratio(delivered, owed),
+            coverage_of_injected=self._coverage_of_injected(owed, delivered, publications, events),
             repeated=times - accepted,
             unowed=accepted - delivered,
             publications_per_s=round(rate, 3),
@@ -159,7 +160,19 @@ class _Group:
             sent_by_node=_spread([node.messages_sent for node in nodes]),
             received_by_node=_spread([node.messages_received for node in nodes]),
             bytes_by_node=_spread([node.bytes_sent for node in nodes]),
+            processors_by_node=_spread([use.processors for use in self._uses()]),
+            memory_by_node=_spread([use.memory_mb for use in self._uses()]),
         )
+
+    def _coverage_of_injected(
+        self, owed: int, delivered: int, publications: int, events: int
+    ) -> float | None:
+        """Return the share of deliveries that would be due if everything injected was published."""
+        batch = self.scenario.parameters.get("batch", 1)
+        if not isinstance(batch, int) or not publications:
+            return None
+        # Each publication is owed to as many subscribers as those that were published.
+        return _ratio(delivered, owed * (_ratio(events, batch) or 0.0) / publications)
 
     # ---------------------------------------------------------------- time
 
@@ -277,6 +290,15 @@ class _Group:
             lines.append(ChannelLine(name, published, owed, delivered, _ratio(delivered, owed)))
         return lines
 
+    def _uses(self, node: str = "") -> list[ProcessUse]:
+        """Return what the processes of one node, or of all, used in each run."""
+        return [
+            use
+            for header in self.headers
+            for name, use in header.processes.items()
+            if node in ("", name)
+        ]
+
     def _nodes(self) -> list[NodeLine]:
         roles: dict[str, str] = {
             listening.node: "subscriber"
@@ -301,7 +323,17 @@ class _Group:
         lines = []
         for node, mine in counts.items():
             place = _ratio(mine.pop("places", 0), mine.pop("placed", 0))
-            lines.append(NodeLine(node=node, role=roles.get(node, ""), place=place, **mine))
+            uses = self._uses(node)
+            lines.append(
+                NodeLine(
+                    node=node,
+                    role=roles.get(node, ""),
+                    place=place,
+                    cpu_s=round(math.fsum(use.cpu_s for use in uses), 3) if uses else None,
+                    memory_mb=max((use.memory_mb for use in uses), default=None),
+                    **mine,
+                )
+            )
         return sorted(lines, key=lambda line: (line.role, len(line.node), line.node))
 
 
@@ -335,7 +367,7 @@ def _by_message(sent: Sums) -> list[MessageLine]:
     return [MessageLine(name, count, sizes[name]) for name, count in most_first]
 
 
-def _spread(values: Sequence[int]) -> Spread | None:
+def _spread(values: Sequence[float]) -> Spread | None:
     if not values:
         return None
     ordered = sorted(values)

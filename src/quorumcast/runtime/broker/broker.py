@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from quorumcast.broadcast.protocol import check_installed
 from quorumcast.cell.accusations import SavedEvidence
 from quorumcast.cell.messages import CELL_FAMILY, Subscribe, Vote
 from quorumcast.cell.serving.broker import RECORDS, Broker
@@ -63,8 +64,8 @@ from quorumcast.runtime.links.transport import Transport
 from quorumcast.runtime.logs import note, start_logging
 from quorumcast.runtime.loop import run
 from quorumcast.runtime.observations import observing
+from quorumcast.runtime.store.contract import SQLITE, STORES, BrokerStore, StoreStatus
 from quorumcast.runtime.store.directory import DiskStatus, look_at, place_for
-from quorumcast.runtime.store.store import DiskStore, StoreStatus
 from quorumcast.runtime.telemetry import Histogram, Telemetry
 from quorumcast.traces.recorder import Recorder
 
@@ -95,6 +96,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Path | None = None
     #: The directory of the store, for channels whose policy needs one.
     data: Path | None = None
+    #: The kind of that store: the built-in one, or one of another package.
+    store: str = SQLITE
     #: Directories for a trace of forwarded publications, and for observations of other nodes.
     trace: Path | None = None
     observe: Path | None = None
@@ -125,6 +128,7 @@ class BrokerNode:
                 f"{identity.name!r} is a client of the cell {manifest.cell!r} and not a broker: "
                 "start the broker with a broker's identity"
             )
+        check_installed({channel.name: channel.policy for channel in manifest.channels})
         self.telemetry = Telemetry()
         self._kept = kept = kept or KeptEpoch(settings.manifest.read_bytes())
         #: The manifest as its operator signed it.
@@ -184,18 +188,21 @@ class BrokerNode:
             proof=lambda: encode_proof(self._data, self.machine.membership.statements),
         )
 
-    def _open_store(self, manifest: Manifest) -> DiskStore | None:
+    def _open_store(self, manifest: Manifest) -> BrokerStore | None:
         """The store, if the policy of a channel or a log needs one."""
+        kind = STORES.load(self.settings.store)
         if not manifest.needs_store:
             return None
         stored = [f"channel {c.name!r}" for c in manifest.channels if c.policy.needs_store]
         needed_by = stored[0] if stored else "the log of deleted channels"
-        path = place_for(needed_by, self.settings.data) / f"{self.name}.store"
+        # Another name for another kind: none reads what another wrote.
+        suffix = "" if self.settings.store == SQLITE else f"-{self.settings.store}"
+        path = place_for(needed_by, self.settings.data) / f"{self.name}.store{suffix}"
         self._began_empty = not path.exists()
         if self._began_empty:
             note("has no store yet; starts empty", level=logging.WARNING, path=str(path))
         holder = f"{manifest.cell}/{self.name}"
-        return DiskStore(path, RECORDS, holder=holder, on_failure=self._fail)
+        return kind.open(path, RECORDS, holder=holder, on_failure=self._fail)
 
     @property
     def name(self) -> NodeId:
@@ -353,6 +360,7 @@ class BrokerNode:
         """Refuse a manifest for which this broker lacks the keys or a data directory."""
         if manifest.broker(self.name) is not None:
             manifest.keyring(self._identity_for(manifest))
+            check_installed({channel.name: channel.policy for channel in manifest.channels})
             if self._store is None and self.settings.data is None:
                 self._open_store(manifest)
 
@@ -380,6 +388,7 @@ class BrokerNode:
         identity = self._identity_for(manifest)
         try:
             keyring = manifest.keyring(identity)
+            check_installed({channel.name: channel.policy for channel in manifest.channels})
             self._renew_certificate(manifest, identity)
             store = self._open_store(manifest) if self._store is None else None
             self._keep(

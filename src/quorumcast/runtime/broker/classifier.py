@@ -7,7 +7,7 @@ and have a budget.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Publish, Pull, Ready
+from quorumcast.broadcast.messages import ChainRun, Contents, Custom, Echo, Publish, Pull, Ready
 from quorumcast.cell.messages import Accusation, Positions, Regain, Survey, Taken
 from quorumcast.core.message import Message
 from quorumcast.ordering.messages import (
@@ -29,7 +29,7 @@ BROKER_REQUESTS = frozenset({ChunkQuery, Fetch, LogQuery, PastQuery, Pull, Regai
 #: Messages that brokers send rarely: more than a turn can take are a flood.
 RARE = frozenset({Accusation, Positions, Standing, Stop, StopData, Sync, Taken})
 #: Messages of brokers about a stream, which they may have invented.
-ABOUT_STREAMS = frozenset({Contents, Echo, Ready})
+ABOUT_STREAMS = frozenset({Contents, Custom, Echo, Ready})
 #: Streams that are remembered for each peer.
 STREAMS_REMEMBERED = 1024
 

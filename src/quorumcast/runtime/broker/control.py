@@ -44,8 +44,8 @@ from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.fairness import Load
 from quorumcast.runtime.links.transport import Transport
 from quorumcast.runtime.logs import note
+from quorumcast.runtime.store.contract import StoreStatus
 from quorumcast.runtime.store.directory import DiskStatus
-from quorumcast.runtime.store.store import StoreStatus
 from quorumcast.runtime.telemetry import Rates, Telemetry, cpu_seconds, rss_bytes
 
 #: Things that a broker lacks, named by `/readyz`.

@@ -28,7 +28,7 @@ from quorumcast.core.ids import Channel, Lane, NodeId, Stream, holder
 from quorumcast.core.version import __version__
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.links.fairness import Load
-from quorumcast.runtime.store.store import StoreStatus
+from quorumcast.runtime.store.contract import StoreStatus
 from quorumcast.runtime.telemetry import LATENCIES_S, Telemetry, cpu_seconds, rss_bytes
 
 #: Counters of each peer: name, help text, field of `Load`.

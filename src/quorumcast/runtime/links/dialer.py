@@ -16,11 +16,12 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from quorumcast.core.errors import UsageError
 from quorumcast.crypto.directory import Address
+from quorumcast.runtime.links import schemes
 from quorumcast.runtime.links.contract import Trouble
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.link import Link, Phase
-from quorumcast.runtime.links.tls import client_context
 from quorumcast.runtime.logs import note
 
 
@@ -126,6 +127,8 @@ async def attempt(link: Link, address: Address, limits: TransportLimits) -> Trou
         return Trouble(wrong_certificate(address, error))
     except OSError as error:
         return Trouble(f"{address} {why(error)}")
+    except UsageError as error:
+        return Trouble(f"{address} cannot be called: {error}")
     except (ValueError, TypeError, OverflowError):
         return Trouble(f"{address} is not an address that can be called")
     deadline = asyncio.get_running_loop().call_later(limits.greeting_timeout_s, link.expire)
@@ -140,13 +143,8 @@ async def attempt(link: Link, address: Address, limits: TransportLimits) -> Trou
 
 async def connect(link: Link, address: Address) -> None:
     """Give a link its socket; a cancelled attempt leaves no link behind."""
-    loop = asyncio.get_running_loop()
     try:
-        tls = client_context(address.certificate) if address.certificate else None
-        name = "quorumcast" if tls else None
-        await loop.create_connection(
-            lambda: link, address.host, address.port, ssl=tls, server_hostname=name
-        )
+        await schemes.connect(lambda: link, address, me=link.me, peer=link.peer)
     except BaseException:
         # The socket may exist, and even have greeted: uvloop then closes it without telling us.
         link.connection_lost(None)

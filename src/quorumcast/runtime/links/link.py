@@ -197,6 +197,11 @@ class Link(asyncio.BufferedProtocol):
         #: that has begun, or the whole node is paused.
         self._is_held = self._is_short = self._is_paused = False
 
+    @property
+    def me(self) -> NodeId:
+        """Our own name."""
+        return self._greeter.name
+
     # ------------------------------------------------------------- the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

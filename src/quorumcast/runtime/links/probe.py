@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from typing import cast
 
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.crypto.directory import Address
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import NO_MESSAGES, Farewell, Welcome
+from quorumcast.runtime.links import schemes
 from quorumcast.runtime.links.dialer import why, wrong_certificate
 from quorumcast.runtime.links.greeting import (
     MAX_GREETING_BYTES,
@@ -22,7 +25,6 @@ from quorumcast.runtime.links.greeting import (
     encode_greeting,
     sentence_of,
 )
-from quorumcast.runtime.links.tls import client_context
 
 
 async def probe(peer: NodeId, address: Address, keyring: Keyring | None, timeout_s: float) -> str:
@@ -39,15 +41,19 @@ async def probe(peer: NodeId, address: Address, keyring: Keyring | None, timeout
         return wrong_certificate(address, error)
     except OSError as error:
         return f"{address} {why(error)}"
+    except UsageError as error:
+        return str(error)
     except asyncio.IncompleteReadError:
         return f"{address} hung up; is it a broker?"
 
 
 async def _probe(peer: NodeId, address: Address, keyring: Keyring | None) -> str:
-    tls = client_context(address.certificate) if address.certificate else None
-    reader, writer = await asyncio.open_connection(
-        address.host, address.port, ssl=tls, server_hostname="quorumcast" if tls else None
-    )
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    me = NodeId("") if keyring is None else keyring.identity.name
+    transport = await schemes.connect(lambda: protocol, address, me=me, peer=peer)
+    writer = asyncio.StreamWriter(cast(asyncio.Transport, transport), protocol, reader, loop)
     try:
         if keyring is None:
             return ""

@@ -1,4 +1,4 @@
-"""All links of one node over TCP: which connections are made, accepted and replaced.
+"""All links of one node: which connections are made, accepted and replaced.
 
 Nothing here depends on a system: the directory lists the nodes and the links to keep, a `Handshake`
 authenticates, the listener handles messages. Each peer has at most one open link: a newer
@@ -39,6 +39,7 @@ from quorumcast.runtime.links.dialer import Call, Dialer, connect
 from quorumcast.runtime.links.fairness import Account, Classifier, Fairness, Load, Piece
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.runtime.links.link import Link, LinkDrop, Phase
+from quorumcast.runtime.links.schemes import ListeningSocket, listen
 from quorumcast.runtime.links.strangers import Strangers
 from quorumcast.runtime.logs import note
 from quorumcast.runtime.telemetry import Telemetry
@@ -48,7 +49,7 @@ ASK_PAUSE_S = 0.5
 
 
 class Transport:
-    """Links over TCP, with or without TLS."""
+    """Links over TCP or another transport (`schemes`), with or without TLS."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Transport:
         self._calls: dict[NodeId, Call] = {}
         #: Peers whose link was hung up in this turn, until the listener has been told.
         self._hung_up: set[NodeId] = set()
-        self._server: asyncio.Server | None = None
+        self._server: ListeningSocket | None = None
         #: Links with something in their outbox, each once.
         self._waiting: list[Link] = []
         self._flush_scheduled = False
@@ -104,9 +105,7 @@ class Transport:
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections at this address."""
         try:
-            self._server = await self._loop.create_server(
-                self._incoming, host, port, ssl=tls, backlog=512
-            )
+            self._server = await listen(self._incoming, host, port, tls)
         except OSError as error:
             reason = _cannot_listen(self._greeter.name, host, port, error)
             raise UsageError(f"{reason} in the {self._directory.title}") from None
@@ -358,7 +357,7 @@ class Transport:
 
     async def _call_once(self, peer: NodeId, address: Address) -> None:
         link = self.outgoing(peer)
-        with contextlib.suppress(OSError, TimeoutError):
+        with contextlib.suppress(OSError, TimeoutError, UsageError):
             async with asyncio.timeout(self._limits.greeting_timeout_s):
                 await connect(link, address)
                 await link.gone.wait()

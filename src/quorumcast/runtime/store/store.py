@@ -23,6 +23,7 @@ import msgspec
 
 from quorumcast.core.machine import ArchiveReader, Record
 from quorumcast.runtime.logs import note
+from quorumcast.runtime.store.contract import CONTRACT, StoreKind, StoreStatus
 from quorumcast.runtime.store.database import Change, Database, Keep, Remove
 from quorumcast.runtime.store.full_disk import DiskFullError
 
@@ -35,22 +36,6 @@ RETRY_S = 1.0
 
 def _nothing() -> None:
     """Called when a removal is on disk, for which nobody waits."""
-
-
-class StoreStatus(msgspec.Struct, frozen=True):
-    """The state of a store, for `/status`, `/metrics` and the log."""
-
-    #: 1 while the disk is full, else 0.
-    full: int
-    #: Bytes of records that are not on disk yet, and the most that there ever were.
-    waiting_bytes: int
-    most_waiting_bytes: int
-    #: Sizes of the database and of its write-ahead log.
-    file_bytes: int
-    log_bytes: int
-    #: Sizes of the files with archived records, and damaged records found in them since the start.
-    archive_bytes: int
-    archive_damaged: int
 
 
 class DiskStore:
@@ -202,3 +187,7 @@ class DiskStore:
             await self._committing
         self._thread.shutdown()
         self._database.close()
+
+
+#: The built-in kind of store.
+KIND = StoreKind(contract=CONTRACT, open=DiskStore)

@@ -21,6 +21,7 @@ WORLD = {
     "restarting-clients": "publishers and subscribers crash and come back",
     "blackout": "every broker is killed at once and comes back with its disk, again and again",
     "pause": "brokers, also more than f, stand still for a while and then do everything at once",
+    "lag": "nobody is faulty: brokers and clients stand still, or get little processor time",
     "rolling": "brokers restart without their memories, each once all have caught up",
     "members": "brokers are added, removed and replaced, amid crashes, cuts, pauses or f liars",
     "latecomers": "f brokers lie, and readers come at any time who want the past, or a part of it",
@@ -34,10 +35,12 @@ WORLD = {
 }
 #: Every name that `--adversary` takes.
 ADVERSARIES = (*WORLD, *CATALOGUE, *AIMED)
+#: Drawn only by name: what a seed draws without a name stays as it was.
+BY_NAME = ("lag",)
 #: Adversaries of total order alone.
 TOTAL_WORLD = ("blackout", "pause", "wiped", "leaders")
 #: Adversaries that need a long safety phase, because leaders or members change.
-LONG = (*TOTAL_WORLD, "members", "isolation")
+LONG = (*TOTAL_WORLD, "members", "isolation", "lag")
 #: Adversaries under which brokers restart and stay correct, so that they need a journal.
 JOURNALED = ("crash-recover", "blackout", "members", "retelling")
 #: Adversaries under which correct brokers lose contents and recover them from others.
@@ -73,7 +76,7 @@ def applicable(adversary: str, policy: Policy) -> bool:
         return False
     if adversary == "never-reads" and not policy.limits.wait_ms:
         return False
-    if entry is not None and entry.only_under and policy.name not in entry.only_under:
+    if entry is not None and entry.only_under and policy.like not in entry.only_under:
         return False
     if adversary in ("conspiracy", "retelling"):
         return not policy.trusts_publishers

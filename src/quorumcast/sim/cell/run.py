@@ -42,13 +42,25 @@ def promises_validity(plan: CellPlan) -> bool:
         entry = entry_of(corruption.fault)
         if entry is None:
             return False
-        if entry.role is Role.BROKER and plan.policy.name not in entry.valid_under:
+        if entry.role is Role.BROKER and plan.policy.like not in entry.valid_under:
             return False
     # A chain makes progress only while none of its brokers is down.
     crashed = any(
         act.what == "crash" and act.node in broker_names(plan.brokers) for act in plan.acts
     )
     return plan.policy.live or not (plan.doomed or crashed)
+
+
+#: Acts after which nodes and links are as before, except for delays.
+HARMLESS = frozenset(
+    ("submit", "join", "read", "leave", "prove", "extract", "recall", "pause", "resume")
+)
+
+
+def is_honest(plan: CellPlan) -> bool:
+    """Whether nodes and links are slow at most."""
+    calm = not (plan.corruptions or plan.doomed or plan.weather.corruption or plan.weather.replay)
+    return calm and all(act.what in HARMLESS for act in plan.acts)
 
 
 class CellRun(Run[CellPlan, CellWorld]):
@@ -77,6 +89,7 @@ class CellRun(Run[CellPlan, CellWorld]):
             most_faulty=max([plan.f, *(a.amount for a in plan.acts if a.what == "faults")]),
         )
         world.facts.gaps_allowed = plan.gaps_allowed
+        world.facts.is_honest = is_honest(plan)
         late = [act.node for act in plan.acts if act.what == "faults" and act.node]
         world.facts.honest_yet = dict.fromkeys(late)
         amounts = [act.amount for act in plan.acts if act.what == "retain"]
@@ -87,6 +100,10 @@ class CellRun(Run[CellPlan, CellWorld]):
             self._members = Members(
                 world, pool.manifest, waits_for_new=waits, corrupt=self._corrupt_late
             )
+        #: Subscribers that read a channel from its oldest publication on as soon as something on it
+        #: is acknowledged.
+        self._prompt: dict[Channel, list[NodeId]] = {}
+        world.on_acknowledged = self._on_acknowledged
         #: Number of publications so far, which makes their contents distinct.
         self._count = 0
         self._bodies = world.scheduler.fork("bodies")
@@ -183,6 +200,8 @@ class CellRun(Run[CellPlan, CellWorld]):
                 getattr(world, act.what)(act.node)
             case "extract" | "recall":
                 getattr(world, act.what)(act.node, act.channel, act.amount)
+            case "read-promptly":
+                self._prompt.setdefault(act.channel, []).append(act.node)
             case "roll" | "cycle":
                 then = partial(world.read, act.node, act.channel)
                 world.restart_in_turn(act.peers, act.amount, then, wipe=act.what == "roll")
@@ -194,6 +213,10 @@ class CellRun(Run[CellPlan, CellWorld]):
                 self._forge(act.node, act.channel)
             case _:
                 super().act(act)
+
+    def _on_acknowledged(self, channel: Channel) -> None:
+        for reader in self._prompt.pop(channel, ()):
+            self.schedule(0, Act(0, "read", reader, channel))
 
     def _corrupt_late(self, liar: NodeId) -> None:
         """Let one more broker lie as the first faulty broker of the plan does."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.cell.entry import Role
-from quorumcast.manifest.policy import POLICY_NAMES
+from quorumcast.manifest.policy import like_of
 from quorumcast.sim.cell.drawing import clients, world
 from quorumcast.sim.cell.drawing.draft import ORDERS, QUOTES, Draft, start_draft
 from quorumcast.sim.cell.drawing.epochs import draw_epochs
@@ -62,6 +62,7 @@ HARMS: dict[str, Callable[[Draft], None]] = {
     "restarting-clients": clients.draw_client_crashes,
     "blackout": world.draw_blackout,
     "pause": world.draw_pauses,
+    "lag": world.draw_lag,
     "rolling": world.draw_rolling,
     "members": draw_members,
     "latecomers": _draw_latecomers,
@@ -79,8 +80,8 @@ def draw(
     seed: int, policy: str | None = None, adversary: str | None = None, *, extras: bool = True
 ) -> CellPlan:
     """The plan of a seed; `extras`: whether it may have more than its adversary."""
-    if policy is not None and policy not in POLICY_NAMES:
-        raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICY_NAMES)}")
+    if policy is not None:
+        like_of(policy)
     if adversary is not None and adversary not in ADVERSARIES:
         raise UsageError(
             f"there is no adversary {adversary!r}; choose one of {', '.join(ADVERSARIES)}"
@@ -94,9 +95,11 @@ def draw(
         draw_fault(draft, draft.adversary)
     else:
         harm(draft)
-    if extras and draft.adversary != "none":
+    if extras and draft.adversary not in ("none", "lag"):
         draw_extras(draft)
     clients.draw_resumptions(draft)
+    if extras and draft.adversary != "none":
+        clients.draw_prompt_readers(draft)
     if extras:
         draw_epochs(draft)
         draw_slow_readers(draft)

@@ -16,7 +16,7 @@ from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.quorum import largest_f
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
-from quorumcast.manifest.policy import POLICY_NAMES, Policy
+from quorumcast.manifest.policy import Policy, like_of
 from quorumcast.sim.cell.cells import broker_names, channel_entry
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.kernel.judging import Violation
@@ -63,8 +63,7 @@ def workload_plan(
     brokers: int = 4,
 ) -> CellPlan:
     """A plan for events (time in ms, node, topic) and the nodes that subscribe to each topic."""
-    if policy not in POLICY_NAMES:
-        raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICY_NAMES)}")
+    like = like_of(policy)
     if not events:
         raise UsageError("there are no events to replay; ask for 1 or more")
     rules = Policy.named(policy)
@@ -83,7 +82,7 @@ def workload_plan(
         for at, node, topic in events
     ]
     calm = BEGIN_MS + span + REST_MS
-    corruptions, doomed = _harm(adversary, policy, names[:f])
+    corruptions, doomed = _harm(adversary, like, names[:f])
     if adversary == "crash":
         acts += [Act(BEGIN_MS + span // 2, "stop", name) for name in names[:f]]
     return CellPlan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from quorumcast.broadcast.application import Join, Leave, Prove, Recall, Submit
+from quorumcast.broadcast.application import Acknowledged, Join, Leave, Prove, Recall, Submit
 from quorumcast.broadcast.messages import Ack
 from quorumcast.cell.messages import CELL_FAMILY, Checkpoint, Positions
 from quorumcast.cell.publishing.publisher import Publisher
@@ -35,10 +35,12 @@ class CellMonitor(Monitor[CellFacts]):
         checkers: Sequence[Checker[CellFacts]],
         lies: Lies,
         on_positions: Callable[[NodeId, NodeId, Channel], None],
+        on_acknowledged: Callable[[Channel], None],
     ) -> None:
         super().__init__(facts, checkers)
         self._lies = lies
         self._on_positions = on_positions
+        self._on_acknowledged = on_acknowledged
 
     def on_event(self, node: NodeId, event: Event, now: Millis) -> None:
         super().on_event(node, event, now)
@@ -52,6 +54,8 @@ class CellMonitor(Monitor[CellFacts]):
             elif type(effect.message) is Checkpoint or effect.bodies:
                 self._lies.on_send(self.facts, node, effect)
         super().on_effect(node, effect, now)
+        if type(effect) is Acknowledged:
+            self._on_acknowledged(effect.stream.channel)
 
 
 def role_of(machine: Machine) -> str:
@@ -99,7 +103,9 @@ class CellWorld(World[CellFacts]):
         self.judge(
             facts,
             checkers,
-            lambda known, judges: CellMonitor(known, judges, self.lies, self._check_begun),
+            lambda known, judges: CellMonitor(
+                known, judges, self.lies, self._check_begun, lambda c: self.on_acknowledged(c)
+            ),
         )
         #: Makes the machine of a broker at each of its starts.
         self.make_broker: Callable[[NodeId], Broker] = lambda name: Broker(
@@ -112,6 +118,8 @@ class CellWorld(World[CellFacts]):
         )
         #: Called when a broker's machine asks to adopt the next epoch.
         self.on_adopt: Callable[[NodeId, Adopt], None] = lambda name, effect: None
+        #: Called when a publisher has learned that publications on a channel are safe.
+        self.on_acknowledged: Callable[[Channel], None] = lambda channel: None
         #: Number of starts of each broker.
         self._lives: Counter[NodeId] = Counter()
 

@@ -345,6 +345,7 @@ class SimulatedNode:
         # the old one.
         self._settings += 1
         setting = self._timers[key] = self._settings
+        due = self._scheduler.now + max(effect.after_ms, 0)
 
         def fire() -> None:
             if self._timers.get(key) == setting:
@@ -352,7 +353,7 @@ class SimulatedNode:
                 if self._deaf:
                     self._postponed.append(effect.timer)
                     return
-                self.feed(TimerFired(effect.timer), copy)
+                self.feed(TimerFired(effect.timer, self._scheduler.now - due), copy)
 
         self.after(effect.after_ms, fire)
 

@@ -49,6 +49,16 @@ def draw_late_readers(draft: Draft) -> None:
     draft.act(draft.safety_ms, "read", draft.subscribers[-1], ORDERS)
 
 
+def draw_prompt_readers(draft: Draft) -> None:
+    """In one run of three, subscribers read what is retained right after an acknowledgement."""
+    rng = random.Random(f"prompt {draft.seed}")
+    if rng.randrange(3):
+        return
+    for _ in range(rng.randrange(1, 4)):
+        reader, at_ms = rng.choice(draft.subscribers), rng.randrange(draft.safety_ms)
+        draft.act(at_ms, "read-promptly", reader, ORDERS)
+
+
 def draw_requests(draft: Draft) -> None:
     """Subscribers ask for receipts and, with total order, recall positions."""
     rng = draft.rng

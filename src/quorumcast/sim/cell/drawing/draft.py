@@ -18,9 +18,9 @@ from quorumcast.core.limits import Limits
 from quorumcast.core.quorum import Protection
 from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry
-from quorumcast.manifest.policy import POLICY_NAMES, Policy
+from quorumcast.manifest.policy import POLICY_NAMES, Policy, like_of
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
-from quorumcast.sim.cell.harm import ADVERSARIES, JOURNALED, LONG, applicable, entry_of
+from quorumcast.sim.cell.harm import ADVERSARIES, BY_NAME, JOURNALED, LONG, applicable, entry_of
 from quorumcast.sim.cell.plan import small_limits
 from quorumcast.sim.kernel.plan import Act, Corruption
 
@@ -129,7 +129,7 @@ def _pairs(policy: str | None, adversary: str | None) -> tuple[tuple[str, str], 
         (rules.name, a)
         for rules in map(Policy.named, POLICY_NAMES if policy is None else (policy,))
         for a in (ADVERSARIES if adversary is None else (adversary,))
-        if applicable(a, rules)
+        if applicable(a, rules) and (a == adversary or a not in BY_NAME)
     )
 
 
@@ -166,7 +166,7 @@ def _draw_policy(rng: random.Random, name: str, *, short: bool, journal: bool) -
     alpha = rng.choice((2, 4, 8) if short else (4, 4, 8, 16, 32))
     limits = _short_limits(rng) if short else small_limits()
     most = min(limits.window, limits.retained_publications // 2)
-    adaptive = name.endswith("history") and 2 * alpha <= most and rng.randrange(3) == 0
+    adaptive = like_of(name).endswith("history") and 2 * alpha <= most and rng.randrange(3) == 0
     return Policy.named(
         name,
         alpha=alpha,

@@ -89,6 +89,19 @@ def pause(draft: Draft, nodes: Sequence[NodeId]) -> None:
         draft.act(at + 20 + rng.randrange(length), "resume", node)
 
 
+def draw_lag(draft: Draft) -> None:
+    """Nodes of all roles are paused for a while, or for half of each moment."""
+    rng = draft.rng
+    nodes = [*draft.brokers, *draft.clients]
+    for _ in range(rng.randrange(1, 5)):
+        pause(draft, rng.sample(nodes, rng.randrange(1, len(nodes))))
+    for node in rng.sample(nodes, rng.randrange(len(nodes))):
+        at, moment = draft.random_time(), rng.choice((10, 60, 200))
+        for start in range(at, min(at + rng.choice((500, 2000)), draft.safety_ms), 2 * moment):
+            draft.act(start, "pause", node)
+            draft.act(start + moment, "resume", node)
+
+
 def draw_rolling(draft: Draft) -> None:
     """Brokers restart without their disks, one by one; a subscriber then reads everything."""
     rng = draft.rng

@@ -10,6 +10,7 @@ import msgspec
 
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
 from quorumcast.broadcast.history import WAITING
+from quorumcast.broadcast.protocol import protocol_of
 from quorumcast.broadcast.signed_history import REMEMBERED
 from quorumcast.cell.accusations import MAX_ACCUSED_CLIENTS
 from quorumcast.cell.publishing.published_stream import MAX_REST_BYTES, MAX_RUN_BYTES
@@ -52,7 +53,10 @@ def bounds_of(manifest: Manifest, retained: int = 0) -> dict[str, int]:
     streams = len(manifest.channels) * len(manifest.clients) * lives
     settles = any(channel.policy.settles for channel in manifest.channels)
     alpha = max(channel.policy.alpha_ceiling for channel in manifest.channels)
+    protocols = (protocol_of(channel.policy) for channel in manifest.channels)
+    others = [protocol.bounds(limits) for protocol in protocols if protocol is not None]
     return {
+        **{name: bound for bounds in others for name, bound in bounds.items()},
         **_of_brokers(manifest, limits, streams, settles=settles, alpha=alpha),
         **_of_total_order(manifest, limits, streams),
         **_of_publishers(limits, settles=settles),
@@ -145,6 +149,8 @@ def _of_subscribers(manifest: Manifest, limits: Limits, *, alpha: int) -> dict[s
     return {
         "interests": len(channels),
         "pulling": followed,
+        "debts": followed * len(brokers),
+        "owed_from": followed,
         "recalled": MAX_RECALLED,
         "acceptors": followed // len(channels),
         "named": len(brokers) * len(clients) * (limits.streams_per_publisher + MAX_ENDED),

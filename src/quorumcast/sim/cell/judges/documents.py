@@ -87,6 +87,7 @@ def _flawed(m: Manifest) -> dict[str, Manifest]:
         "an unknown MAC": replace(m, mac="rot13"),
         "a broken MAC": replace(m, mac="hmac-md5"),
         "an unknown digest": replace(m, digest="crc32"),
+        "a broken digest": replace(m, digest="md5"),
         "no cell": replace(m, cell=""),
         "a broker with a short key": _with_broker(m, verify_key=b"short"),
         "a broker without a usable key": _with_broker(m, exchange_key=bytes(32)),

@@ -163,6 +163,9 @@ class CellFacts(kernel.Facts):
     #: Last time at which a broker crashed, after which it knows nothing of subscribers; -1: never.
     forgot_at = -1
 
+    #: Whether nobody is faulty and no link breaks: nodes and links are slow at most.
+    is_honest = False
+
     def __init__(self, manifest: Manifest, adversary: CellAdversary) -> None:
         super().__init__(adversary)
         self.manifest = manifest

@@ -227,7 +227,7 @@ class CompleteBlame:
     def __init__(
         self, policy: Policy, told: Collection[NodeId], dubious: Collection[NodeId] = ()
     ) -> None:
-        self._policy = policy.name
+        self._policy = policy.like
         #: Brokers whose provable lies reached correct nodes while the network was calm.
         self._told = told
         #: Nodes whose wrong contents did.

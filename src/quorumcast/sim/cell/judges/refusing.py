@@ -7,7 +7,8 @@ protocol, and a quorum may lack a vote although nobody lies. These cases are not
 - A broker forwarded a lie of the publisher, or of a node before it on a chain, since it cannot
   verify MACs that are meant for others.
 - The two are in different epochs, and do not know each other or the epoch of a signature.
-- A correct node is slow: suspicions that rest on time alone are allowed.
+- A correct node is slow: suspicions that rest on time alone are allowed if anything but slowness
+  happens in the run (`CellFacts.is_honest`).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Justified(EffectChecker):
         self._first = ""
 
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Suspect) -> None:
-        if self._first or effect.reason in OF_LATENESS:
+        if self._first or (effect.reason in OF_LATENESS and not facts.is_honest):
             return
         if effect.reason is Suspicion.BAD_VOUCHER and len(facts.manifests) > 1:
             return

@@ -12,7 +12,7 @@ from html import escape
 
 import msgspec
 
-from quorumcast.pipeline.evaluation.formatting import amount
+from quorumcast.charts.formatting import amount
 
 WIDTH = 540
 SERIES_COLOURS = 6
