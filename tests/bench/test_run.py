@@ -263,7 +263,7 @@ def test_crashes_repeat_until_the_end_of_the_measurement(monkeypatch: pytest.Mon
     bench.plan = plan
     bench._brokers = [f"broker-{i}" for i in range(1, 5)]
     monkeypatch.setattr(bench, "_cluster", cluster, raising=False)
-    processes = SimpleNamespace(retire=lambda pid: None, watch=lambda role, pid: None)
+    processes = SimpleNamespace(retire=lambda pid: None, watch=lambda role, name, pid: None)
     monkeypatch.setattr(bench, "_processes", processes, raising=False)
     monkeypatch.setattr("quorumcast.bench.run.time", SimpleNamespace(monotonic=lambda: now))
     for _ in bench._kill():

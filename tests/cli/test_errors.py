@@ -72,7 +72,7 @@ def test_init_f_too_large_for_n(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["--retain", "soon"], "--retain takes an age such as 7d"),
         (
             ["--retain", "500"],
-            "--retain 500 means 500 publications, and brokers need at least 1024",
+            "--retain 500 means 500 publications, and brokers need at least 2048",
         ),
         (["--digest", "crc"], "unknown digest 'crc'"),
         (["--digest", "md5"], "make a cell for that with 'init --reproduce-freeman'"),

@@ -16,7 +16,7 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: Ports in blocks: those of brokers and of their status pages.
 PORT = re.compile(r"\b(7|8)10(\d)\b")
 PASTED = ("sh", "python")
-NOT_PASTED = ("text", "console", "json", "mermaid")
+NOT_PASTED = ("text", "console", "json", "mermaid", "toml")
 #: How long one block may take on a machine that others use as well.
 PATIENCE_S = 480.0
 

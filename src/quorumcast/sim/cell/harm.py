@@ -36,7 +36,7 @@ WORLD = {
 #: Every name that `--adversary` takes.
 ADVERSARIES = (*WORLD, *CATALOGUE, *AIMED)
 #: Drawn only by name: what a seed draws without a name stays as it was.
-BY_NAME = ("lag",)
+BY_NAME = ("lag", "never-reads")
 #: Adversaries of total order alone.
 TOTAL_WORLD = ("blackout", "pause", "wiped", "leaders")
 #: Adversaries that need a long safety phase, because leaders or members change.
@@ -74,7 +74,7 @@ def applicable(adversary: str, policy: Policy) -> bool:
     # With total order, manifests are ordered as well: see "members".
     if adversary in ("rolling", "theft") and policy.total:
         return False
-    if adversary == "never-reads" and not policy.limits.wait_ms:
+    if adversary == "never-reads" and policy.total:
         return False
     if entry is not None and entry.only_under and policy.like not in entry.only_under:
         return False
@@ -92,4 +92,5 @@ def applicable(adversary: str, policy: Policy) -> bool:
 def faults_of(role: Role, policy: Policy) -> list[str]:
     """The faults of a role that a policy claims to withstand."""
     faults = {**CATALOGUE, **AIMED}
-    return [n for n, e in faults.items() if e.role is role and applicable(n, policy)]
+    found = [n for n, e in faults.items() if e.role is role and applicable(n, policy)]
+    return [name for name in found if name not in BY_NAME]

@@ -102,6 +102,7 @@ def draw(
         clients.draw_prompt_readers(draft)
     if extras:
         draw_epochs(draft)
+    if extras and draft.adversary != "lag":
         draw_slow_readers(draft)
     return _plan(draft, weather)
 
