@@ -436,6 +436,7 @@ class Bench:
     ) -> BenchReport:
         plan, published = self.plan, self._counters.total_posted()
         subscribers = [result for result in results if result.role == "subscriber"]
+        accepted = [result.accepted for result in subscribers]
         seconds = (stop.at_ns - warm.at_ns) / 1e9
         rates = [
             ((after[0] - before[0]) / seconds, (after[1] - before[1]) / seconds)
@@ -461,8 +462,9 @@ class Bench:
             },
             processes=processes,
             published=published,
-            delivered=min(result.accepted for result in subscribers),
-            lost=sum(published - result.accepted for result in subscribers),
+            delivered=min(accepted),
+            coverage=sum(accepted) / len(accepted) / published if published else None,
+            lost=sum(published - events for events in accepted),
             **totals(subscribers, "duplicated", "altered", "disordered", "by_history"),
             suspicions=suspicions,
             correct_suspected=suspicions_of_correct(suspicions, self._faulty()),
