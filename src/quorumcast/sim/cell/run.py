@@ -53,7 +53,10 @@ def promises_validity(plan: CellPlan) -> bool:
 
 #: Acts after which nodes and links are as before, except for delays.
 HARMLESS = frozenset(
-    ("submit", "join", "read", "leave", "prove", "extract", "recall", "pause", "resume")
+    (
+        *("submit", "join", "read", "read-promptly", "leave", "prove", "extract", "recall"),
+        *("pause", "resume"),
+    )
 )
 
 
