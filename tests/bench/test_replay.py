@@ -41,7 +41,9 @@ def test_replay_with_a_lying_broker_delivers_everything_once(tmp_path: Path) -> 
     trace = tmp_path / "trace"
     plan = ReplayPlan(
         workload=str(tmp_path),
-        cell=BenchPlan(policy="ab+history", alpha=5, fault="alter", skip=False, trace=str(trace)),
+        cell=BenchPlan(
+            policy="ab+history", alpha=5, fault="alter", skip=False, latency=5, trace=str(trace)
+        ),
         events=30,
         processes=1,
     )
@@ -49,13 +51,15 @@ def test_replay_with_a_lying_broker_delivers_everything_once(tmp_path: Path) -> 
     assert report.published == 30
     assert report.delivered == report.expected > 0
     assert report.sound(plan)
+    assert report.latency_ms.p50 is not None
+    assert report.latency_ms.p50 >= 10
     assert (report.duplicated, report.altered, report.disordered) == (0, 0, 0)
     (found,) = find_traces([trace])
     assert found.rows > report.delivered
     assert (found.header.events, found.header.fault) == (30, "alter")
     assert found.header.upto_ns > found.header.from_ns
     assert found.header.processes.keys() == {*(f"broker-{i}" for i in range(1, 5)), "share-0"}
-    assert name_of(scenario_of(found.header)) == "ab+history, α=5, n=4, small, alter"
+    assert name_of(scenario_of(found.header)) == "ab+history, α=5, n=4, 5 ms, small, alter"
 
 
 def test_event_says_what_it_is_and_notices_what_was_done_to_it() -> None:

@@ -37,6 +37,7 @@ from quorumcast.bench.run import (
     Progress,
     Sample,
     WorkerBed,
+    host_for,
     latency,
 )
 from quorumcast.bench.workload import Workload, natural_order, read_workload
@@ -189,6 +190,7 @@ class ReplayRun:
             channels=dict.fromkeys(self._workload.topics, plan.policy()),
             directory=directory,
             tls=plan.cell.tls,
+            host=host_for(plan.cell, directory),
             trace=Path(trace) if trace else None,
             log_level="warning",
         )
@@ -345,6 +347,7 @@ def trace_header(plan: ReplayPlan, workload: Workload, brokers: list[str]) -> He
         durable=cell.durable,
         tls=cell.tls,
         digest=choose_digest(cell.digest),
+        weather=cell.weather,
         workload=workload.header.name,
     )
     listening = [

@@ -217,10 +217,6 @@ class Bench:
         self._processes = ProcessorTime()
         self._workers = WorkerBed(directory, arrow=bool(plan.trace or plan.observe))
         policy = plan.channel_policy()
-        host, delays = "127.0.0.1", plan.wan()
-        if delays is not None:
-            host = wan_host(directory / "wan.json", host)
-            (directory / "wan.json").write_bytes(msgspec.json.encode(delays))
         self._cluster = LocalCluster(
             brokers=plan.brokers,
             f=plan.tolerated(),
@@ -228,7 +224,7 @@ class Bench:
             channels={plan.channel_name(i): policy for i in range(plan.channels)},
             directory=directory,
             tls=plan.tls,
-            host=host,
+            host=host_for(plan, directory),
             trace=Path(plan.trace) if plan.trace else None,
             observe=Path(plan.observe) if plan.observe else None,
             log_level="warning",
@@ -472,6 +468,15 @@ class Bench:
             trace=plan.trace,
             observe=plan.observe,
         )
+
+
+def host_for(plan: BenchPlan, directory: Path) -> str:
+    """The host of all brokers, with the delays of the plan in every link."""
+    host, delays = "127.0.0.1", plan.wan()
+    if delays is None:
+        return host
+    (directory / "wan.json").write_bytes(msgspec.json.encode(delays))
+    return wan_host(directory / "wan.json", host)
 
 
 def trace_header(plan: BenchPlan, brokers: list[str]) -> Header:

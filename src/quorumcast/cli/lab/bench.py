@@ -191,7 +191,7 @@ def bench(
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
         )
-    if plan.weather and (workload is not None or suite in (SOAK, FLOODS, RETENTION)):
+    if plan.weather and suite in (SOAK, FLOODS, RETENTION):
         raise UsageError("--latency, --jitter, --loss and --link are not for this; leave them out")
     if workload is not None:
         if suite:
