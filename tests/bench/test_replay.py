@@ -11,6 +11,8 @@ from quorumcast.bench.replay import ReplayPlan, run_replay
 from quorumcast.bench.replayer import TopicCheck, make_event, read_event
 from quorumcast.cli.main import main
 from quorumcast.core.errors import UsageError
+from quorumcast.pipeline.evaluation.runs import find_traces
+from quorumcast.pipeline.evaluation.summary import name_of, scenario_of
 
 
 @pytest.mark.runtime
@@ -25,6 +27,8 @@ def test_replay_from_the_command_line_delivers_everything_once(
     assert report["expected"] == report["delivered"] == deliveries
     assert (report["lost"], report["duplicated"], report["altered"]) == (0, 0, 0)
     assert report["disordered"] == 0
+    assert (report["coverage"], report["coverage_of_injected"]) == (1.0, 1.0)
+    assert {use["role"] for use in report["process_use"].values()} == {"broker", "clients"}
     assert report["topics"]["cats"] == {
         "published": 15, "subscribers": 2, "expected": 30, "delivered": 30,
     }  # fmt: skip
@@ -37,7 +41,9 @@ def test_replay_with_a_lying_broker_delivers_everything_once(tmp_path: Path) -> 
     trace = tmp_path / "trace"
     plan = ReplayPlan(
         workload=str(tmp_path),
-        cell=BenchPlan(policy="ab+history", alpha=5, fault="alter", skip=False, trace=str(trace)),
+        cell=BenchPlan(
+            policy="ab+history", alpha=5, fault="alter", skip=False, latency=5, trace=str(trace)
+        ),
         events=30,
         processes=1,
     )
@@ -45,8 +51,15 @@ def test_replay_with_a_lying_broker_delivers_everything_once(tmp_path: Path) -> 
     assert report.published == 30
     assert report.delivered == report.expected > 0
     assert report.sound(plan)
+    assert report.latency_ms.p50 is not None
+    assert report.latency_ms.p50 >= 10
     assert (report.duplicated, report.altered, report.disordered) == (0, 0, 0)
-    assert (trace / "node-1.parquet").exists()
+    (found,) = find_traces([trace])
+    assert found.rows > report.delivered
+    assert (found.header.events, found.header.fault) == (30, "alter")
+    assert found.header.upto_ns > found.header.from_ns
+    assert found.header.processes.keys() == {*(f"broker-{i}" for i in range(1, 5)), "share-0"}
+    assert name_of(scenario_of(found.header)) == "ab+history, α=5, n=4, 5 ms, small, alter"
 
 
 def test_event_says_what_it_is_and_notices_what_was_done_to_it() -> None:

@@ -51,6 +51,7 @@ def test_bench_honest_brokers_nothing_is_lost_repeated_or_altered(plan: BenchPla
     assert report.published > 0
     assert report.published == plan.publishers * plan.events or not plan.events
     assert report.delivered == report.published
+    assert report.coverage == 1.0
     assert (report.lost, report.duplicated, report.altered, report.disordered) == (0, 0, 0, 0)
     assert report.events_per_s > 0
     assert report.latency_ms.p50 is not None

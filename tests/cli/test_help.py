@@ -12,7 +12,7 @@ from quorumcast.cli.cell.channel_help import LIMITS, POLICIES, TYPES
 from quorumcast.cli.main import command_tree, main
 from quorumcast.cli.options import Commands
 from quorumcast.core.limits import Limits
-from quorumcast.manifest.policy import POLICY_NAMES
+from quorumcast.manifest.policy import ALPHA, ALPHA_MAX, POLICY_NAMES
 from quorumcast.manifest.schema import ARROW_TYPES
 
 
@@ -35,6 +35,14 @@ def test_help_of_channel_create_explains_every_policy_type_and_limit(
             line for line in printed if re.fullmatch(f"    {name} .* {re.escape(meaning)}", line)
         ]
     assert max(map(len, printed)) <= 80
+
+
+@pytest.mark.parametrize("command", ["init", "channel create", "bench"])
+def test_help_names_the_alpha_of_channels_that_name_none(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    assert f"{ALPHA}-{ALPHA_MAX} if left out" in " ".join(capsys.readouterr().out.split())
 
 
 def commands(parser: Any, *names: str) -> Iterator[list[str]]:

@@ -73,6 +73,7 @@ class Plain:
         self.messages: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
+        self.on_channel: Counter[str] = Counter()
         self.forwarded: Counter[str] = Counter()
         self.places = 0
         for row in sorted(rows, key=lambda row: int(row["t_ns"])):
@@ -82,6 +83,7 @@ class Plain:
                 self.messages[row["node"]] += row["number"]
                 self.bytes[row["node"]] += row["bytes"]
                 self.received[row["peer"]] += row["number"]
+                self.on_channel[row["channel"]] += row["number"]
             elif row["lane"]:
                 continue
             elif row["kind"] == "published" and row["node"] in header.publishers:
@@ -183,6 +185,10 @@ def test_figures_are_those_of_a_plain_computation(
         assert node.forwarded == plain.forwarded[node.node]
     assert {row.node for row in line.nodes} >= plain.messages.keys() | plain.forwarded.keys()
     assert sum(row.messages for row in line.messages) == sum(plain.messages.values())
+    for channel in line.channels:
+        assert channel.messages == plain.on_channel[channel.channel]
+        # Synthetic messages name no channel.
+        assert (channel.bytes > channel.messages > 0) == name.startswith("sim")
     assert line.bytes_per_delivery == sum(plain.bytes.values()) / plain.delivered
 
 

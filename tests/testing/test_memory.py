@@ -6,7 +6,12 @@ import pytest
 from tests.runtime.world import PATIENCE_S, run
 
 from quorumcast.core.errors import UsageError
-from quorumcast.testing import MemoryCell, SyncMemoryCell
+from quorumcast.testing import (
+    MemoryCell,
+    SyncMemoryCell,
+    make_client_honest,
+    make_client_lie,
+)
 
 
 def test_memory_cell_starts_in_milliseconds() -> None:
@@ -82,6 +87,19 @@ def test_fixture_sync_cell_publishes_and_iterates(quorumcast_sync_cell: SyncMemo
             pub.post("text")  # type: ignore[arg-type]
     assert alice.suspicions == {}
     assert alice.evidence == []
+
+
+def test_sync_client_lies_until_it_is_made_honest() -> None:
+    with SyncMemoryCell(channels={"events": "ab"}) as cell:
+        alice, bob = cell.connect("alice"), cell.connect("bob")
+        make_client_lie(alice, "gaps")
+        (fault,) = alice.faults("publisher")
+        assert fault.name == "gaps"
+        with bob.subscribe("events") as sub, alice.publisher("events") as pub:
+            make_client_honest(alice)
+            assert alice.faults("publisher") == ()
+            pub.publish(b"the truth", PATIENCE_S)
+            assert sub.next(PATIENCE_S).payload == b"the truth"
 
 
 def test_sync_post_more_than_fits_waits_with_ready() -> None:

@@ -1,5 +1,6 @@
 """What is noted of a node's doings, and what of it survives the node."""
 
+from collections import Counter
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ import pytest
 
 from quorumcast.broadcast.application import Deliver
 from quorumcast.broadcast.messages import Ack, ChainRun, Publish
-from quorumcast.cell.messages import Vote
+from quorumcast.cell.messages import Unsubscribe, Vote
 from quorumcast.cell.tracing import CELL_NOTES
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Digest, Lane, NodeId, Stream
 from quorumcast.core.machine import Send
+from quorumcast.core.message import Displaced
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.ordering.messages import Offer
 from quorumcast.traces.form import (
@@ -115,6 +117,24 @@ def test_messages_are_counted_by_type_and_peer_with_their_bytes(tmp_path: Path) 
         ("Publish", "b3"): (1, size),
         ("Ack", "alice"): (1, len(encode_parcel(ack)[0])),
     }
+
+
+def test_messages_are_counted_by_channel_if_they_name_one(tmp_path: Path) -> None:
+    news = Stream(Channel("news"), ALICE, 7)
+    found = noted(
+        tmp_path,
+        ALICE,
+        Send((B1,), Ack(STREAM, 1, 10)),
+        Send((B1,), Ack(news, 1, 10)),
+        Send((B1, B2), Unsubscribe(Channel("news"))),
+        Send((B1,), Displaced()),
+    )
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in found:
+        counts[row["message"], row["channel"]] += row["number"]
+    assert counts == {
+        ("Ack", "orders"): 1, ("Ack", "news"): 1, ("Unsubscribe", "news"): 2, ("Displaced", ""): 1,
+    }  # fmt: skip
 
 
 def test_kinds_lie_in_row_groups_of_their_own(tmp_path: Path) -> None:

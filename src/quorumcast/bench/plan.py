@@ -388,6 +388,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
     published: int
     #: Events accepted by the subscriber that accepted least.
     delivered: int
+    #: The share of deliveries: every event that was posted is due to every subscriber.
+    coverage: float | None = None
     lost: int
     duplicated: int
     altered: int

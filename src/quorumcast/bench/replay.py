@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import tempfile
 import time
+import uuid
 from collections import Counter
 from pathlib import Path
 
 import msgspec
 
+from quorumcast import __version__
 from quorumcast.bench.counters import ReplayCounter, ReplayCounters, Signal
 from quorumcast.bench.plan import (
     CRASHES,
@@ -28,14 +30,34 @@ from quorumcast.bench.plan import (
     suspicions_of_correct,
     totals,
 )
-from quorumcast.bench.run import GRACE_S, TICK_S, Progress, WorkerBed, latency
+from quorumcast.bench.run import (
+    GRACE_S,
+    TICK_S,
+    ProcessorTime,
+    Progress,
+    Sample,
+    WorkerBed,
+    host_for,
+    latency,
+)
 from quorumcast.bench.workload import Workload, natural_order, read_workload
+from quorumcast.cell import CELL_SYSTEM
+from quorumcast.cell.tracing import CellParameters
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Limits
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import Policy
+from quorumcast.runtime.digests import choose_digest
 from quorumcast.testing.cluster import LocalCluster
+from quorumcast.traces.form import (
+    BENCH,
+    Header,
+    Listening,
+    ProcessUse,
+    place_for,
+    write_header,
+)
 
 #: Longer than in a benchmark: a hundred clients open four links each.
 READY_TIMEOUT_S = 180.0
@@ -118,6 +140,10 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     #: Events times subscribers, topic by topic.
     expected: int
     delivered: int
+    #: The share of deliveries, counted from the events that were published, and from those that the
+    #: workload has (Pulsarcast §5.3).
+    coverage: float | None
+    coverage_of_injected: float | None
     lost: int
     duplicated: int
     altered: int
@@ -131,6 +157,8 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     #: Suspicions of correct nodes, by reason.
     correct_suspected: dict[str, int]
     evidence: int
+    #: Processor time and memory of each process.
+    process_use: dict[str, ProcessUse]
     topics: dict[str, TopicReport]
 
     def sound(self, plan: ReplayPlan) -> bool:
@@ -153,9 +181,8 @@ class ReplayRun:
         self._faulty: list[str] = []
         self._workload = read_workload(Path(plan.workload))
         self._workers = WorkerBed(directory, arrow=bool(plan.cell.trace))
+        self._processes = ProcessorTime()
         trace = plan.cell.trace
-        if trace:
-            Path(trace).mkdir(parents=True, exist_ok=True)
         self._cluster = LocalCluster(
             brokers=plan.cell.brokers,
             f=plan.cell.tolerated(),
@@ -163,11 +190,18 @@ class ReplayRun:
             channels=dict.fromkeys(self._workload.topics, plan.policy()),
             directory=directory,
             tls=plan.cell.tls,
+            host=host_for(plan.cell, directory),
             trace=Path(trace) if trace else None,
             log_level="warning",
         )
         manifest = msgspec.structs.replace(self._cluster.manifest, **plan.cell.algorithms())
         self._cluster.write_manifest(manifest)
+        #: The header of the trace; None if there is no trace.
+        self._header: Header | None = None
+        if trace:
+            Path(trace).mkdir(parents=True, exist_ok=True)
+            self._header = trace_header(plan, self._workload, list(map(str, self._cluster.brokers)))
+            write_header(Path(trace), self._header)
         (directory / "replay.json").write_bytes(msgspec.json.encode(plan))
         self._counters = ReplayCounters(directory / "counters", plan.processes, create=True)
 
@@ -177,7 +211,9 @@ class ReplayRun:
             self._progress("starting processes")
             with self._cluster:
                 cell, brokers = self.plan.cell, list(map(str, self._cluster.brokers))
-                self._faulty = brokers[: max(cell.tolerated(), 1)] if cell.fault else []
+                self._faulty = faulty_brokers(cell, brokers)
+                for broker in brokers:
+                    self._processes.watch("broker", broker, self._cluster.pid(broker))
                 for faulty in self._faulty:
                     targets = cell.fault_targets(brokers)
                     self._cluster.make_lie(
@@ -185,16 +221,38 @@ class ReplayRun:
                     )
                 for index in range(self.plan.processes):
                     arguments = [str(self._directory), str(index), str(self._workers.lifeline)]
-                    self._workers.spawn(share_name(index), "quorumcast.bench.replayer", *arguments)
+                    name = share_name(index)
+                    worker = self._workers.spawn(name, "quorumcast.bench.replayer", *arguments)
+                    self._processes.watch("clients", name, worker.pid)
                 self._workers.wait_ready(
                     lambda: self._counters.total(ReplayCounter.READY) == self.plan.processes,
                     READY_TIMEOUT_S,
                 )
+                started = self._sample()
                 seconds = self._replay()
-                return self._report(seconds, self._workers.collect(ShareResult, EXIT_TIMEOUT_S))
+                used = self._processes.use(started, self._sample())
+                results = self._workers.collect(ShareResult, EXIT_TIMEOUT_S)
+            self._finish_trace(started.at_ns, seconds, used)
+            return self._report(seconds, results, used)
         finally:
             self._workers.stop()
             self._counters.close()
+
+    def _sample(self) -> Sample:
+        use = self._processes
+        return Sample(time.monotonic_ns(), [], use.by_node(), use.memory())
+
+    def _finish_trace(self, from_ns: int, seconds: float, used: dict[str, ProcessUse]) -> None:
+        """Complete the header with what was measured; readers skip a trace without that."""
+        if self._header is not None:
+            header = msgspec.structs.replace(
+                self._header,
+                from_ns=from_ns,
+                upto_ns=from_ns + int(seconds * 1e9),
+                events=self._counters.total(ReplayCounter.POSTED),
+                processes=used,
+            )
+            write_header(Path(self.plan.cell.trace), header)
 
     def _replay(self) -> float:
         """Wait until the replay is over; seconds from the first event to the last delivery."""
@@ -230,8 +288,10 @@ class ReplayRun:
         subscribers = self._workload.subscribers
         return sum(len(subscribers[e.topic]) for e in self._workload.events(self.plan.events))
 
-    def _report(self, seconds: float, results: list[ShareResult]) -> ReplayReport:
-        plan = self.plan
+    def _report(
+        self, seconds: float, results: list[ShareResult], used: dict[str, ProcessUse]
+    ) -> ReplayReport:
+        plan, injected = self.plan, self._expected()
         accepted, published = Counter[str](), Counter[str]()
         for result in results:
             accepted.update(result.accepted)
@@ -257,6 +317,8 @@ class ReplayRun:
             published=sum(published.values()),
             expected=expected,
             delivered=delivered,
+            coverage=delivered / expected if expected else None,
+            coverage_of_injected=delivered / injected if injected else None,
             lost=sum(max(topic.expected - topic.delivered, 0) for topic in topics.values()),
             **totals(results, "duplicated", "altered", "disordered", "gaps", "by_history"),
             events_per_s=round(sum(published.values()) / seconds, 1) if seconds else 0.0,
@@ -265,8 +327,49 @@ class ReplayRun:
             suspicions=suspicions,
             correct_suspected=suspicions_of_correct(suspicions, self._faulty),
             evidence=sum(result.evidence for result in results),
+            process_use=used,
             topics=topics,
         )
+
+
+def trace_header(plan: ReplayPlan, workload: Workload, brokers: list[str]) -> Header:
+    """The header of a traced replay; everybody subscribes before START."""
+    cell, policy = plan.cell, plan.policy()
+    names = node_names(workload, plan.events)
+    parameters = CellParameters(
+        policy=cell.policy,
+        alpha=policy.alpha,
+        alpha_max=policy.alpha_max,
+        brokers=cell.brokers,
+        f=cell.tolerated(),
+        batch=cell.batch,
+        rate=plan.rate,
+        durable=cell.durable,
+        tls=cell.tls,
+        digest=choose_digest(cell.digest),
+        weather=cell.weather,
+        workload=workload.header.name,
+    )
+    listening = [
+        Listening(node, topic) for topic, nodes in workload.subscribers.items() for node in nodes
+    ]
+    return Header(
+        run=uuid.uuid4().hex,
+        source=BENCH,
+        version=__version__,
+        system=CELL_SYSTEM,
+        parameters=msgspec.to_builtins(parameters),
+        # No node skips a broker here.
+        fault=msgspec.structs.replace(cell, skip=False).fault_label,
+        publishers=tuple(names),
+        listening=tuple(listening),
+        faulty=tuple(faulty_brokers(cell, brokers)),
+    )
+
+
+def faulty_brokers(cell: BenchPlan, brokers: list[str]) -> list[str]:
+    """The brokers that misbehave."""
+    return brokers[: max(cell.tolerated(), 1)] if cell.fault else []
 
 
 def share_name(index: int) -> str:
@@ -284,5 +387,8 @@ def node_names(workload: Workload, events: int) -> list[str]:
 def run_replay(plan: ReplayPlan, progress: Progress = lambda stage: None) -> ReplayReport:
     """Replay a workload on this machine."""
     plan.check()
+    if plan.cell.trace:
+        place = str(place_for(Path(plan.cell.trace)))
+        plan = msgspec.structs.replace(plan, cell=msgspec.structs.replace(plan.cell, trace=place))
     with tempfile.TemporaryDirectory(prefix="quorumcast-replay-") as directory:
         return ReplayRun(plan, Path(directory), progress).run()

@@ -217,10 +217,6 @@ class Bench:
         self._processes = ProcessorTime()
         self._workers = WorkerBed(directory, arrow=bool(plan.trace or plan.observe))
         policy = plan.channel_policy()
-        host, delays = "127.0.0.1", plan.wan()
-        if delays is not None:
-            host = wan_host(directory / "wan.json", host)
-            (directory / "wan.json").write_bytes(msgspec.json.encode(delays))
         self._cluster = LocalCluster(
             brokers=plan.brokers,
             f=plan.tolerated(),
@@ -228,7 +224,7 @@ class Bench:
             channels={plan.channel_name(i): policy for i in range(plan.channels)},
             directory=directory,
             tls=plan.tls,
-            host=host,
+            host=host_for(plan, directory),
             trace=Path(plan.trace) if plan.trace else None,
             observe=Path(plan.observe) if plan.observe else None,
             log_level="warning",
@@ -436,6 +432,7 @@ class Bench:
     ) -> BenchReport:
         plan, published = self.plan, self._counters.total_posted()
         subscribers = [result for result in results if result.role == "subscriber"]
+        accepted = [result.accepted for result in subscribers]
         seconds = (stop.at_ns - warm.at_ns) / 1e9
         rates = [
             ((after[0] - before[0]) / seconds, (after[1] - before[1]) / seconds)
@@ -461,8 +458,9 @@ class Bench:
             },
             processes=processes,
             published=published,
-            delivered=min(result.accepted for result in subscribers),
-            lost=sum(published - result.accepted for result in subscribers),
+            delivered=min(accepted),
+            coverage=sum(accepted) / len(accepted) / published if published else None,
+            lost=sum(published - events for events in accepted),
             **totals(subscribers, "duplicated", "altered", "disordered", "by_history"),
             suspicions=suspicions,
             correct_suspected=suspicions_of_correct(suspicions, self._faulty()),
@@ -470,6 +468,15 @@ class Bench:
             trace=plan.trace,
             observe=plan.observe,
         )
+
+
+def host_for(plan: BenchPlan, directory: Path) -> str:
+    """The host of all brokers, with the delays of the plan in every link."""
+    host, delays = "127.0.0.1", plan.wan()
+    if delays is None:
+        return host
+    (directory / "wan.json").write_bytes(msgspec.json.encode(delays))
+    return wan_host(directory / "wan.json", host)
 
 
 def trace_header(plan: BenchPlan, brokers: list[str]) -> Header:

@@ -34,6 +34,8 @@ class CellParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tls: bool = False
     #: Delays that were put into the links, as people read them.
     weather: str = ""
+    #: The workload that was replayed, by name.
+    workload: str = ""
     digest: str = ""
 
 

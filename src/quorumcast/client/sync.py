@@ -42,6 +42,7 @@ from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.machine import Suspect
 from quorumcast.core.statements import Evidence, Receipt
 from quorumcast.crypto.identity import Identity
+from quorumcast.faults.contract import Fault
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.named.state import SubscriptionState
 from quorumcast.runtime.telemetry import Telemetry
@@ -569,6 +570,14 @@ class SyncNode(ClosesOnExit):
     def evidence(self) -> list[Evidence]:
         """Proofs of misbehaviour that a third party can verify."""
         return list(self._node.evidence)
+
+    def faults(self, role: str) -> tuple[Fault, ...]:
+        """What a role, "publisher" or "subscriber", does wrong."""
+        return self._node.faults(role)
+
+    def set_faults(self, role: str, faults: tuple[Fault, ...]) -> None:
+        """Let a role misbehave from now on, for tests (`testing.make_client_lie`)."""
+        self._thread.call(lambda: self._node.set_faults(role, faults))
 
     @takes(PublisherOptions)
     def publisher(self, options: PublisherOptions) -> SyncPublisher:

@@ -10,13 +10,19 @@ import random
 from collections.abc import Sequence
 
 from quorumcast.client.node import Node
+from quorumcast.client.sync import SyncNode
 from quorumcast.core.errors import UsageError
 from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault, names
 from quorumcast.faults.cell.entry import FaultContext, Role
 
 
 def make_client_lie(
-    node: Node, fault: str, *, percent: int = 100, victims: Sequence[str] = (), seed: int = 0
+    node: Node | SyncNode,
+    fault: str,
+    *,
+    percent: int = 100,
+    victims: Sequence[str] = (),
+    seed: int = 0,
 ) -> None:
     """Make a connected client misbehave by a name of the catalogue, as publisher or subscriber.
 
@@ -37,7 +43,7 @@ def make_client_lie(
     node.set_faults(entry.role.value, (*node.faults(entry.role.value), make_fault(fault, context)))
 
 
-def make_client_honest(node: Node) -> None:
+def make_client_honest(node: Node | SyncNode) -> None:
     """The client is honest from now on; what it sent before stays sent."""
     for role in (Role.PUBLISHER, Role.SUBSCRIBER):
         node.set_faults(role.value, ())

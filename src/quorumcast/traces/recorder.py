@@ -30,7 +30,7 @@ MOST_NOTES = 50_000
 OLDEST_NS = 1_000_000_000
 
 KINDS = ("published", "passed_on", "forwarded", "accepted", "sent")
-_NO_STREAM = Stream(Channel(""), NodeId(""), 0)
+_NO_CHANNEL, _NOBODY = Channel(""), NodeId("")
 
 
 class Note(NamedTuple):
@@ -73,8 +73,8 @@ class TraceWriter:
         self._oldest_ns = oldest_ns
         self._notes: list[Note] = []
         self._files = 0
-        #: Messages and bytes by role, node, message type and peer.
-        self._traffic: dict[tuple[str, NodeId, str, NodeId], list[int]] = {}
+        #: Messages and bytes by role, node, message type, peer and channel.
+        self._traffic: dict[tuple[str, NodeId, str, NodeId, Channel], list[int]] = {}
 
     def recorder(self, role: str, node: NodeId) -> Recorder:
         """The recorder of one node."""
@@ -89,12 +89,18 @@ class TraceWriter:
             self._write()
 
     def count(
-        self, role: str, node: NodeId, message: str, to: tuple[NodeId, ...], size: int
+        self,
+        role: str,
+        node: NodeId,
+        message: str,
+        to: tuple[NodeId, ...],
+        size: int,
+        channel: Channel,
     ) -> None:
         """Count messages; the sums become rows of the next file."""
         traffic = self._traffic
         for peer in to:
-            key = (role, node, message, peer)
+            key = (role, node, message, peer, channel)
             counts = traffic.get(key)
             if counts is None:
                 counts = traffic[key] = [0, 0]
@@ -105,9 +111,12 @@ class TraceWriter:
         now = self.clock()
         notes, self._notes = self._notes, []
         notes += [
-            Note(now, "sent", role, node, _NO_STREAM, count, 1, peer, size=size, message=message)
-            for (role, node, message, peer), (count, size) in self._traffic.items()
-        ]
+            Note(
+                now, "sent", role, node, Stream(channel, _NOBODY, 0), count, 1, peer,
+                size=size, message=message,
+            )
+            for (role, node, message, peer, channel), (count, size) in self._traffic.items()
+        ]  # fmt: skip
         self._traffic.clear()
         write_rows(self._next_path(), self._run, notes)
 
@@ -159,9 +168,11 @@ class Recorder:
         about = (stream, first, count, peer, place, hops, by_history, size)
         self._writer.add(Note(now, kind, role, node, *about))
 
-    def sent(self, message: str, to: tuple[NodeId, ...], size: int) -> None:
-        """A message of this type and size went to each of these."""
-        self._writer.count(self._role, self._node, message, to, size)
+    def sent(
+        self, message: str, to: tuple[NodeId, ...], size: int, channel: Channel = _NO_CHANNEL
+    ) -> None:
+        """A message of this type and size, on this channel if it is on one, went to each."""
+        self._writer.count(self._role, self._node, message, to, size, channel)
 
     def close(self) -> None:
         """Write the rest."""
@@ -186,10 +197,19 @@ def note_hooks(recorder: Recorder, notes: Notes, me: NodeId) -> dict[type, Calla
 def _note_send(recorder: Recorder, notes: Notes, me: NodeId, send: Send) -> None:
     raw, bodies = encode_parcel(send.message, send.bodies)
     kind = type(send.message)
-    recorder.sent(kind.__name__, send.to, len(raw) + sum(map(len, bodies)))
+    size = len(raw) + sum(map(len, bodies))
+    recorder.sent(kind.__name__, send.to, size, _channel_of(send.message))
     note = notes.get(kind)
     if note is not None:
         note(recorder, me, send)
+
+
+def _channel_of(message: object) -> Channel:
+    """The channel that a message names; empty for those of a log or of a whole node."""
+    stream = getattr(message, "stream", None)
+    if isinstance(stream, Stream):
+        return stream.channel
+    return Channel(getattr(message, "channel", _NO_CHANNEL))
 
 
 def write_rows(path: Path, run: str, notes: Sequence[Note]) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 import msgspec
 
 from quorumcast.bench.plan import BenchPlan
+from quorumcast.manifest.policy import ALPHA as USUAL_ALPHA
+from quorumcast.manifest.policy import ALPHA_MAX
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -168,8 +170,8 @@ def _alphas() -> Iterator[Point]:
             line = Line(f"{fast.name} α={alpha}", policy, alpha)
             yield Point(part=ALPHA, line=line)
             yield Point(part=ALPHA, line=line, fault="drop", rate=REPAIR_RATE)
-        adaptive = Line(f"{fast.name} α=10…512", policy, 10)
-        yield Point(part=ALPHA, line=adaptive, alpha_max=512)
+        adaptive = Line(f"{fast.name} α={USUAL_ALPHA}…{ALPHA_MAX}", policy, USUAL_ALPHA)
+        yield Point(part=ALPHA, line=adaptive, alpha_max=ALPHA_MAX)
 
 
 PARTS: dict[str, tuple[Point, ...]] = {

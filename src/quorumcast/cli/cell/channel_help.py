@@ -64,8 +64,9 @@ CREATE = "\n\n".join(
     [
         "Create a channel; running brokers adopt it without a restart.",
         "What follows NAME may be left out, as in trades:total or trades:brb::alice. ALPHA is the "
-        "number of publications between two histories, 100. PUBLISHERS and SUBSCRIBERS are names "
-        "with commas, everyone if left out, and - for nobody.",
+        "number of publications between two histories: 100, or 10-400 for one that adapts; "
+        "100-1024 if left out. PUBLISHERS and SUBSCRIBERS are names with commas, "
+        "everyone if left out, and - for nobody.",
         _list(
             "POLICY, with n brokers of which f may be faulty (ab+history if left out):",
             [f"{name:14} {meaning}" for name, meaning in (POLICIES | SUFFIXES).items()],

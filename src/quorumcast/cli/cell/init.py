@@ -50,7 +50,7 @@ def init(
         typer.Option(
             metavar=CHANNEL,
             help="A channel; may be repeated. Rights are names with commas, everyone if left out. "
-            "ALPHA is 100, or 10-512 for one that adapts. "
+            "ALPHA is 100, or 10-400 for one that adapts; 100-1024 if left out. "
             "'total+durable' keeps publications on disk.",
         ),
     ] = None,

@@ -191,7 +191,7 @@ def bench(
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
         )
-    if plan.weather and (workload is not None or suite in (SOAK, FLOODS, RETENTION)):
+    if plan.weather and suite in (SOAK, FLOODS, RETENTION):
         raise UsageError("--latency, --jitter, --loss and --link are not for this; leave them out")
     if workload is not None:
         if suite:
@@ -256,6 +256,11 @@ def _replay_table(report: ReplayReport) -> Table:
         f"{latency.p50} ms, 99 % {latency.p99} ms; lost {report.lost}, duplicated "
         f"{report.duplicated}, altered {report.altered}, disordered {report.disordered}"
     )
+    if report.coverage is not None and report.coverage_of_injected is not None:
+        shown.caption += (
+            f"; fulfilled {report.coverage:.1%} of what was published, "
+            f"{report.coverage_of_injected:.1%} of what was injected"
+        )
     if report.correct_suspected:
         shown.caption += f"; correct nodes suspected: {report.correct_suspected}"
     return shown

@@ -56,7 +56,7 @@ def words(cell: CellParameters) -> list[str]:
         found.append(f"batches of {cell.batch}" if cell.batch else "natural batches")
     if cell.rate:
         found.append(f"{cell.rate:g}/s")
-    found += [cell.weather] if cell.weather else []
+    found += [word for word in (cell.weather, cell.workload) if word]
     return found + ["durable"] * cell.durable + ["tls"] * cell.tls
 
 

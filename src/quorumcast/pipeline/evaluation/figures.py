@@ -136,11 +136,12 @@ def summed(rows: DataFrame, owed: DataFrame) -> DataFrame:
 
 
 def traffic(rows: DataFrame) -> DataFrame:
-    """Sum what every node sent, passed on and forwarded, by kind and peer."""
+    """Sum what every node sent, by peer and channel, and what it passed on and forwarded."""
     counted = rows.where("kind in ('passed_on', 'forwarded', 'sent')")
     return counted.groupBy(
         sql.lit(TRAFFIC).alias("part"), "run", "role", "node", "kind", "message", "place",
         sql.expr("if(kind = 'sent', peer, null)").alias("peer"),
+        sql.expr("if(kind = 'sent', channel, null)").alias("channel"),
     ).agg(
         sql.count(sql.expr("if(lane = 0, 1, null)")).alias("count"),
         sql.sum("number").alias("messages"),

@@ -43,13 +43,16 @@ class Second(msgspec.Struct, frozen=True):
 
 
 class ChannelLine(msgspec.Struct, frozen=True):
-    """The deliveries of one channel."""
+    """The deliveries and the messages of one channel."""
 
     channel: str
     publications: int
     owed: int
     delivered: int
     coverage: float | None
+    #: Sent by all nodes; messages that name no channel, as those of a log, are not among them.
+    messages: int
+    bytes: int
 
 
 class NodeLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -244,10 +244,11 @@ def _details(line: ScenarioResult) -> str:
         ],
     )  # fmt: skip
     channels = table(
-        ["channel", "publications", "deliveries owed", "delivered", "coverage"],
+        ["channel", "publications", "deliveries owed", "delivered", "coverage", "messages",
+         "bytes"],
         [
             [row.channel, amount(row.publications), amount(row.owed), amount(row.delivered),
-             percent(row.coverage)]
+             percent(row.coverage), amount(row.messages), amount(row.bytes)]
             for row in line.channels
         ],
     )  # fmt: skip

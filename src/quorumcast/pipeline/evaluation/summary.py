@@ -287,7 +287,10 @@ class _Group:
             rows = [row for row in self.deliveries if row["channel"] == name]
             owed, delivered = _sum(rows, "owed"), _sum(rows, "delivered")
             published = sum(n for (_, channel), n in self.published.items() if channel == name)
-            lines.append(ChannelLine(name, published, owed, delivered, _ratio(delivered, owed)))
+            sent = [row for row in self.traffic if row["kind"] == "sent" and row["channel"] == name]
+            traffic = _sum(sent, "messages"), _sum(sent, "bytes")
+            coverage = _ratio(delivered, owed)
+            lines.append(ChannelLine(name, published, owed, delivered, coverage, *traffic))
         return lines
 
     def _uses(self, node: str = "") -> list[ProcessUse]:
