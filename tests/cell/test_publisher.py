@@ -30,7 +30,6 @@ from quorumcast.broadcast.messages import Ack, ChainRun, Open, Outlived, Publish
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.messages import Finish, Refuse, Unsubscribe
 from quorumcast.cell.publishing.published_stream import (
-    HISTORY_MS,
     MAX_REST_BYTES,
     MAX_RUN_BYTES,
     RETRANSMIT_MS,
@@ -40,7 +39,7 @@ from quorumcast.cell.publishing.published_stream import (
 )
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import LAST_INCARNATION, Channel, Millis, NodeId, Stream
+from quorumcast.core.ids import DIGEST_SIZE, LAST_INCARNATION, Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
     Connected,
@@ -245,15 +244,37 @@ def test_publisher_tail_gets_a_history_after_a_moment_of_idleness() -> None:
 
 def test_publisher_that_is_never_idle_owes_a_history_after_a_while() -> None:
     """At 100 publications/s, α = 1,024 meant ten seconds until the fast path was repaired."""
+    assert times_of_histories(settled_after_ms=0, until_ms=1000) == [320, 640, 960]
+
+
+def test_publisher_owes_fewer_histories_to_a_busy_cell() -> None:
+    """A hundred streams of 60 publications/s kept brokers busy with histories alone."""
+    assert times_of_histories(settled_after_ms=400, until_ms=5000) == [320, 1920, 3520]
+
+
+def test_publisher_whose_history_nobody_settles_owes_the_next_one_all_the_same() -> None:
+    """The acknowledgement that says so may be lost."""
+    assert times_of_histories(settled_after_ms=10_000, until_ms=5000) == [320, 2320, 4320]
+
+
+def times_of_histories(settled_after_ms: int, until_ms: int) -> list[int]:
+    """When a publisher that is never idle sends histories; each is settled after a while."""
     made = publisher(limited("ab+history", alpha=100))
     sent_at: list[int] = []
+    settles: dict[int, int] = {}
     submit(made, b"p0", now=0)
-    for now in range(TAIL_MS // 2, 4 * HISTORY_MS, TAIL_MS // 2):
+    for now in range(TAIL_MS // 2, until_ms, TAIL_MS // 2):
+        if now in settles:
+            for broker in BROKERS:
+                made.handle(ack(broker, settles[now], settled=settles[now]), Millis(now))
         if now % TAIL_MS == 0:
             found = histories(made.handle(TimerFired(TailHistory(STREAM)), Millis(now)))
             sent_at += [now] * len(found)
+            for history in found:
+                end = history.first + len(history.digests) // DIGEST_SIZE - 1
+                settles[now + max(settled_after_ms, TAIL_MS // 2)] = end
         submit(made, b"p%d" % now, now=now)
-    assert sent_at == [320, 640, 960]
+    return sent_at
 
 
 def test_publisher_history_is_no_longer_than_two_alpha() -> None:

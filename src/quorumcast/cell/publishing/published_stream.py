@@ -28,6 +28,10 @@ TAIL_MS = 80
 #: The oldest publication without a history gets one after about this long: where the fast path
 #: fails, subscribers of a slow publisher would wait until it has published α of them.
 HISTORY_MS = 250
+#: A busy cell gets fewer histories: none is due while the one before is under way, nor for so many
+#: times as long as that took; but at the latest after LONGEST_MS.
+REST = 4
+LONGEST_MS = 2_000
 #: Bytes of contents in one run, which travels as one message. A backlog is cut so that receivers
 #: work on the first part while the next is on its way; smaller runs would cost more overhead each,
 #: above all under total order.
@@ -60,6 +64,8 @@ class PublishedStream:
         "_limit",
         "_missed",
         "_policy",
+        "_timed_at",
+        "_took_ms",
         "_uncovered",
         "_uncovered_bytes",
         "_view",
@@ -115,6 +121,9 @@ class PublishedStream:
         #: The runs since `covered`: digests, bytes of contents, and when they were submitted.
         self._uncovered: deque[tuple[bytes, int, Millis]] = deque()
         self._uncovered_bytes = 0
+        #: When a history was last due by time, and for how long it was seen under way.
+        self._timed_at = Millis(-LONGEST_MS)
+        self._took_ms = 0
         #: A history is due for so many bytes: brokers echo it only if they retain all of them.
         self._history_bytes = policy.limits.retained_bytes // HISTORY_PART
         #: The count of missed publications when α was last lowered.
@@ -201,11 +210,25 @@ class PublishedStream:
         return effects
 
     def is_history_due(self, now: Millis) -> bool:
-        """Whether the publications since the last history have waited long enough for one."""
+        """Whether the publications since the last history have waited long enough for one.
+
+        A history costs brokers the same whatever its length. A publisher of many streams would
+        spend a busy cell's time on histories of a few publications each.
+        """
         if not self._uncovered:
             return False
         idle, oldest = now - self.last_submit >= TAIL_MS, self._uncovered[0][2]
-        return idle or now - oldest >= HISTORY_MS
+        if not idle and now - oldest < HISTORY_MS:
+            return False
+        since_last = now - self._timed_at
+        if self.data.settled < self.covered:
+            self._took_ms = since_last
+        if since_last < LONGEST_MS and (
+            self.data.settled < self.covered or since_last < (1 + REST) * self._took_ms
+        ):
+            return False
+        self._timed_at, self._took_ms = now, 0
+        return True
 
     def send_history(self) -> list[Effect]:
         """Sign what was sent and is not in a history yet, and send that through Bracha.
