@@ -89,7 +89,6 @@ def _of_brokers(
         "journaled": streams * limits.retained_publications,
         "repeating": 2 * streams,
         "subscribers": len(channels) * len(clients),
-        "paced": streams,
         "followed": streams * len(clients),
         "allowances": len(channels) * len(clients),
         "gone": len(clients),
