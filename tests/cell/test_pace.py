@@ -189,6 +189,18 @@ def test_lying_subscriber_costs_ever_less_time() -> None:
     assert WAIT_MS < blocked < 5 * WAIT_MS
 
 
+def test_subscriber_that_reports_right_before_each_look_is_charged_as_well() -> None:
+    scene = Scene(BOB)
+    blocked = 0
+    while scene.now < 100 * WAIT_MS:
+        wanted = scene.published() + 2 * RETAINED
+        scene.publish(wanted)
+        blocked += PACE_MS if scene.published() < wanted else 0
+        scene.reach(BOB, scene.published() + 1)
+        scene.wait(PACE_MS)
+    assert WAIT_MS <= blocked < 5 * WAIT_MS
+
+
 def test_allowance_is_regained_half_as_fast_after_every_lapse() -> None:
     allowance = Allowance(Millis(0))
     allowance.spend(1000, Millis(1000))

@@ -91,6 +91,7 @@ class Pace:
         "_served",
         "_ticked_at",
         "_ticking",
+        "_waited",
     )
 
     def __init__(
@@ -104,8 +105,10 @@ class Pace:
         self._allowances: dict[tuple[Channel, NodeId], Allowance] = {}
         #: Subscribers that were disconnected, and when; only those that are waited for.
         self._gone: dict[NodeId, Millis] = {}
-        #: Whether publishers waited for somebody at the last look.
-        self._held_up = False
+        #: Clients for which publishers have waited since the last look, by channel, with `wait_ms`.
+        self._held_up: dict[tuple[Channel, NodeId], int] = {}
+        #: Whether there was one at the last look.
+        self._waited = False
         #: Whether PaceTick is set, and since when.
         self._ticking = False
         self._ticked_at = Millis(0)
@@ -116,6 +119,7 @@ class Pace:
             "followed": sum(len(served.reached) for served in self._served.all()),
             "allowances": len(self._allowances),
             "gone": len(self._gone),
+            "held_up": len(self._held_up),
         }
 
     def waited(self) -> dict[Channel, dict[NodeId, int]]:
@@ -158,9 +162,13 @@ class Pace:
         if place is not None:
             if number <= place.number:
                 return []
+            lives = self._lives_of(served)
+            if _holds_up(lives, reader):
+                # Otherwise one that reports right before each look would cost time for ever.
+                self._held_up[served.stream.channel, holder(reader)] = limits.wait_ms
             _move(place, ledger, number)
             served.refused_for.pop(reader, None)
-            return [life for life in self._lives_of(served) if life.limit < MAX_NUMBER]
+            return [life for life in lives if life.limit < MAX_NUMBER]
         allowance = self._allowances.get((served.stream.channel, holder(reader)))
         if ledger.next - number > limits.window:
             return []
@@ -239,7 +247,7 @@ class Pace:
         # A broker that stood still itself must not charge anybody for that.
         span = min(now - self._ticked_at, 2 * PACE_MS)
         self._ticking = False
-        held_up: dict[tuple[Channel, NodeId], int] = {}
+        held_up, self._held_up = self._held_up, {}
         free: list[ServedStream] = []
         for (channel, _), streams in self._served.by_owner().items():
             lives = list(streams.values())
@@ -252,14 +260,14 @@ class Pace:
             free += [served for served in lives if served.limit < MAX_NUMBER]
         for (channel, client), wait_ms in held_up.items():
             self._charge(channel, client, wait_ms, span, now)
-        self._held_up = bool(held_up)
+        self._waited = bool(held_up)
         followed = _followers(self._served.all())
         self._gone = {reader: at for reader, at in self._gone.items() if reader in followed}
         return free
 
     def go_on(self, now: Millis) -> list[Effect]:
         """Set the timer again while there is somebody to look at."""
-        return self._watch(now) if self._gone or self._held_up else []
+        return self._watch(now) if self._gone or self._waited else []
 
     def _charge(
         self, channel: Channel, client: NodeId, wait_ms: int, span: int, now: Millis

@@ -91,6 +91,7 @@ def _of_brokers(
         "subscribers": len(channels) * len(clients),
         "followed": streams * len(clients),
         "allowances": len(channels) * len(clients),
+        "held_up": len(channels) * len(clients),
         "gone": len(clients),
         "publishing": len(channels) * len(clients),
         "served": (len(channels) + 5) * (len(clients) + len(brokers)),
