@@ -187,10 +187,21 @@ def test_acceptor_liar_of_an_epoch_and_liar_of_the_next_do_not_convict_a_publish
     cast(at, (B1, B2, B3), 1, b"a")
     cast(at, (B4,), 1, b"lie")
     at.deliver()
-    at.recount(rule, (B1, B2, B3, B5))
+    at.recount(rule, (B1, B2, B3, B5), 1)
     cast(at, (B1, B2, B3), 2, b"a")
     cast(at, (B5,), 2, b"lie")
     assert [e.node for e in at.deliver() if isinstance(e, Suspect)] == [B5]
+
+
+def test_acceptor_two_liars_do_not_convict_a_publisher_once_two_may_lie() -> None:
+    before, after = [
+        rule_for(Quorums(7, f), Protection.BYZANTINE, Broadcast.AUTHENTICATED) for f in (1, 2)
+    ]
+    at = Acceptor(STREAM, 1, before, hasher("sha256"), Limits(), may_split=1)
+    at.recount(after, BROKERS, 2)
+    cast(at, (B1, B2, B3, B4, B5), 1, b"a")
+    cast(at, (B6, B7), 1, b"lie")
+    assert [e.node for e in at.deliver() if isinstance(e, Suspect)] == [B6, B7]
 
 
 def test_acceptor_late_dissent_is_suspected() -> None:

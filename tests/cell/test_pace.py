@@ -18,10 +18,18 @@ from tests.support.cells import (
 )
 
 from quorumcast.broadcast.messages import Ack, Cursor, Open
+from quorumcast.broadcast.shelf import Shelf
 from quorumcast.cell.messages import Reached, Subscribe, Unsubscribe
 from quorumcast.cell.serving.audience import REPORTS
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.pace import MAX_LAPSES, PACE_MS, REGAIN, Allowance, PaceTick
+from quorumcast.cell.serving.pace import (
+    MAX_LAPSES,
+    PACE_MS,
+    REGAIN,
+    Allowance,
+    PaceTick,
+    _unread_bytes,
+)
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import (
     Disconnected,
@@ -181,6 +189,18 @@ def test_lying_subscriber_costs_ever_less_time() -> None:
     assert WAIT_MS < blocked < 5 * WAIT_MS
 
 
+def test_subscriber_that_reports_right_before_each_look_is_charged_as_well() -> None:
+    scene = Scene(BOB)
+    blocked = 0
+    while scene.now < 100 * WAIT_MS:
+        wanted = scene.published() + 2 * RETAINED
+        scene.publish(wanted)
+        blocked += PACE_MS if scene.published() < wanted else 0
+        scene.reach(BOB, scene.published() + 1)
+        scene.wait(PACE_MS)
+    assert WAIT_MS <= blocked < 5 * WAIT_MS
+
+
 def test_allowance_is_regained_half_as_fast_after_every_lapse() -> None:
     allowance = Allowance(Millis(0))
     allowance.spend(1000, Millis(1000))
@@ -331,4 +351,56 @@ def test_nobody_is_followed_where_publishers_do_not_wait() -> None:
     broker.handle(Receive(ALICE, Open(STREAM, 1, 1)), Millis(0))
     broker.handle(Receive(BOB, Reached(ORDERS, (Cursor(STREAM, 1),))), Millis(0))
     broker.handle(publish(1, *bodies(1, 2)), Millis(0))
-    assert (broker.sizes()["followed"], broker.sizes()["paced"]) == (0, 0)
+    assert broker.sizes()["followed"] == 0
+
+
+def test_streams_that_have_ended_are_followed_no_longer() -> None:
+    scene = Scene(BOB, streams_per_publisher=2)
+    for life in range(2, 20):
+        scene.publish(1, Stream(ORDERS, ALICE, 2 * life))
+    sizes = scene.broker.sizes()
+    assert sizes["followed"] == sizes["streams"] < 5
+
+
+def test_many_slow_subscribers_do_not_make_each_publication_expensive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All contents that a subscriber has not accepted were looked at, for each, with every run."""
+    seats = [NodeId(f"bob#{seat}") for seat in range(1, 30)]
+    scene = Scene(*seats, retained_publications=400, retained_bytes=400 * 40, window=40)
+    for upto in range(20, 420, 20):
+        scene.publish(upto, size=35)
+        scene.now += PACE_MS
+        for seat in seats:
+            scene.reach(seat, max(1, upto - 100))
+    looked_at = 0
+    bodies_of = Shelf.bodies
+
+    def counted(self: Shelf, first: int, stop: int) -> list[bytes]:
+        nonlocal looked_at
+        looked_at += stop - first
+        return bodies_of(self, first, stop)
+
+    monkeypatch.setattr(Shelf, "bodies", counted)
+    scene.publish(401, size=35)
+    assert scene.published() == 401
+    assert looked_at < 10
+
+
+@pytest.mark.parametrize("number", [2, 5, 9, 10])
+def test_bytes_that_a_subscriber_has_not_accepted_are_those_that_are_held(number: int) -> None:
+    scene = Scene(BOB)
+    scene.publish(4, size=10)
+    scene.reach(BOB, 2)
+    for at in range(5, 10):
+        scene.publish(at, size=at)
+    scene.reach(BOB, number)
+    served = scene.broker.served(STREAM)
+    assert served is not None
+    ledger = served.carrier.ledger
+    assert _unread_bytes([served], BOB) == ledger.size(number, 10)
+    ledger.let_go(3)
+    assert _unread_bytes([served], BOB) == ledger.size(number, 10)
+    scene.reach(BOB, 8)
+    scene.reach(BOB, 9)
+    assert _unread_bytes([served], BOB) == ledger.size(max(number, 9), 10)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.manifest.cells import cell as make_manifest
 from tests.runtime.world import until
 from tests.support.leaping import leap
 
@@ -326,3 +327,9 @@ def test_connect_recognises_a_refusal_by_its_flag_and_not_by_its_text(
     manifest = CellSetup().manifest
     troubles = dict.fromkeys(manifest.broker_ids, trouble)
     assert too_many_refuse(manifest, troubles) is refused
+
+
+def test_node_warns_of_a_cell_that_reproduces_figures(caplog: pytest.LogCaptureFixture) -> None:
+    manifest, identities = make_manifest(mac="hmac-md5", reproduction=True)
+    Node(manifest, identities[NodeId("alice")])
+    assert "is not for use" in caplog.text

@@ -1,5 +1,6 @@
 """One subscription to many channels, by a pattern of their names."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ from tests.client.test_times import in_a_loop
 from tests.runtime.world import PATIENCE_S, until
 
 from quorumcast.client import Batch, Gap, Node, UsageError
+from quorumcast.client.publishing import Publisher
+from quorumcast.client.sync import SyncPublisher
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
@@ -153,3 +156,42 @@ def test_blocking_publishers_of_a_pattern() -> None:
                 assert len(outboxes) == 2
             events = inbox.poll(at_least=2, timeout_s=PATIENCE_S)
             assert {event.payload for event in events} == {b"plant/1", b"plant/2"}
+
+
+def test_blocking_publishers_of_a_pattern_all_close_if_one_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[str] = []
+
+    def close(self: SyncPublisher, *_: object) -> None:
+        closed.append(self.channel)
+        raise TimeoutError
+
+    monkeypatch.setattr(SyncPublisher, "__exit__", close)
+    with SyncMemoryCell(channels={"plant/1": "ab", "plant/2": "ab"}) as cell:
+        alice = cell.connect("alice")
+        with pytest.raises(TimeoutError), alice.publishers("plant/*") as outboxes:
+            assert len([*outboxes.values()]) == 2
+        assert sorted(closed) == ["plant/1", "plant/2"]
+
+
+@in_a_loop
+async def test_publishers_of_a_pattern_all_close_if_one_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[str] = []
+
+    async def close(self: Publisher, *_: object) -> None:
+        if not closed:
+            closed.append(self.channel)
+            raise TimeoutError
+        await asyncio.sleep(0.1)
+        closed.append(self.channel)
+
+    monkeypatch.setattr(Publisher, "__aexit__", close)
+    async with MemoryCell(channels={"plant/1": "ab", "plant/2": "ab"}) as cell:
+        alice = await cell.connect("alice")
+        with pytest.raises(TimeoutError):
+            async with alice.publishers("plant/*") as outboxes:
+                assert len([*outboxes.values()]) == 2
+        assert sorted(closed) == ["plant/1", "plant/2"]

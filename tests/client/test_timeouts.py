@@ -1,5 +1,6 @@
 """A time-out says what was waited for, and which brokers are to blame."""
 
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -8,6 +9,7 @@ from tests.support.leaping import leap
 
 from quorumcast.client import Resumption
 from quorumcast.client.outgoing import Outgoing
+from quorumcast.client.sync import LoopThread
 from quorumcast.testing import MemoryCell, SyncMemoryCell
 
 AWAY = r"\(it is not running in this memory cell\)"
@@ -95,3 +97,20 @@ def test_sync_time_outs_say_what_was_waited_for() -> None:
             publisher.publish(b"x", 0.05)
         with pytest.raises(TimeoutError, match=late):
             publisher.flush(0.05)
+
+
+def test_blocking_call_that_is_taking_something_when_its_time_is_over_returns_it() -> None:
+    waiting = [1]
+
+    def decode(found: int) -> int:
+        time.sleep(0.1)
+        return found
+
+    async def take() -> int:
+        return decode(waiting.pop())
+
+    thread = LoopThread()
+    try:
+        assert thread.run(take(), timeout_s=0.01) == 1
+    finally:
+        thread.stop()

@@ -201,7 +201,7 @@ class Acceptor:
             "accepted": len(self._accepted),
         }
 
-    def recount(self, rule: Rule, brokers: tuple[NodeId, ...]) -> None:
+    def recount(self, rule: Rule, brokers: tuple[NodeId, ...], f: int) -> None:
         """Go on in a new epoch: votes of brokers that left no longer count.
 
         What was decided stays decided. A broker that is new need not have voted on what was there
@@ -210,6 +210,7 @@ class Acceptor:
         self._rule = rule
         self.last_vote = {b: self.last_vote.get(b, self.next - 1) for b in brokers}
         # Of the members of each epoch f may lie.
+        self._liars = None if self._liars is None else f
         self._dissenters = {b: None for b in self._dissenters if b in brokers}
         for span in self._ranges.all():
             span.tally.retain(brokers)

@@ -58,6 +58,7 @@ class Ledger:
         "_times",
         "base",
         "floor",
+        "gone_bytes",
         "next",
         "quota",
         "settled",
@@ -79,6 +80,8 @@ class Ledger:
         #: Sum of the sizes of all bodies, and of those beyond `settled`.
         self._bytes = 0
         self.unsettled_bytes = 0
+        #: Bytes of what lay before, as a running total of which only differences count.
+        self.gone_bytes = 0
         #: Noted when somebody asks for a time; a block goes with the last of its numbers.
         self._times = Times()
         #: How far the ledger was at a time: what lies before is at least as old. At most AGES + 1.
@@ -217,6 +220,7 @@ class Ledger:
         self._shelf.prepend(digests, bodies)
         self._times.changed(range(self.base, self.base + len(bodies)))
         self._bytes += size
+        self.gone_bytes -= size
         quota.publications += len(bodies)
         quota.held_bytes += size
         return True
@@ -314,6 +318,7 @@ class Ledger:
             self._shelf.clear(number)
             self._orders.clear()
             self._times.clear()
+            self.gone_bytes += self._bytes
             self._bytes = self.unsettled_bytes = 0
             self.base = self.next = number
 
@@ -321,10 +326,15 @@ class Ledger:
         """The first held number stamped at or after a time, or one before it; `next` if none."""
         return self._times.first(search, self.base, self.next, self._shelf.body, labelled)
 
-    def size_from(self, number: int) -> int:
-        """Bytes of the contents held from a number on."""
-        first = max(number, self.base)
-        return self._shelf.size(first, self.next) if first < self.next else 0
+    @property
+    def end_bytes(self) -> int:
+        """The same total as `gone_bytes` up to the end."""
+        return self.gone_bytes + self._bytes
+
+    def size(self, first: int, stop: int) -> int:
+        """Bytes of the contents held of these numbers."""
+        first, stop = max(first, self.base), min(stop, self.next)
+        return self._shelf.size(first, stop) if first < stop else 0
 
     def digests(self, first: int, count: int) -> bytes | None:
         """The digests of a range, if all of it is held."""
@@ -363,8 +373,10 @@ class Ledger:
 
     def _drop(self, count: int) -> None:
         """Drop the first of what is in memory."""
+        end = self.end_bytes
         self._count_dropped(range(self._shelf.start, self._shelf.start + count))
         self._shelf.drop(count)
+        self.gone_bytes = end - self._bytes
 
     def _count_dropped(self, numbers: range) -> None:
         """Count less for these, which are about to be dropped."""

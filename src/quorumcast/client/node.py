@@ -13,6 +13,7 @@ subscriber machine are then dropped and counted, and requested again when there 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -58,6 +59,7 @@ from quorumcast.runtime.instrumentation import Instrumentation
 from quorumcast.runtime.links.contract import Links
 from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.transport import Transport
+from quorumcast.runtime.logs import note
 from quorumcast.runtime.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -87,6 +89,8 @@ class Node:
                 f"{identity.name!r} is a broker of the cell {manifest.cell!r}: "
                 "connect with a client's identity"
             )
+        if manifest.warning:
+            note(manifest.warning, level=logging.WARNING)
         self.manifest = manifest
         self.identity = identity
         self.telemetry = Telemetry()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from quorumcast.client.arguments import check_validity
@@ -419,19 +419,24 @@ class Publishers(Mapping[Channel, Publisher]):
 
     async def flush(self) -> None:
         """Wait until everything posted so far is acknowledged, on all channels."""
-        await asyncio.gather(*(publisher.flush() for publisher in self._open.values()))
+        await _all(publisher.flush() for publisher in self._open.values())
 
     async def close(self) -> None:
         """Wait until everything posted is acknowledged, then close all."""
-        await asyncio.gather(*(publisher.close() for publisher in self._open.values()))
+        await _all(publisher.close() for publisher in self._open.values())
 
     async def __aenter__(self) -> Publishers:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        await asyncio.gather(
-            *(publisher.__aexit__(kind, *details) for publisher in self._open.values())
-        )
+        await _all(publisher.__aexit__(kind, *details) for publisher in self._open.values())
+
+
+async def _all(waits: Iterable[Awaitable[None]]) -> None:
+    """Wait for all of them, also if one fails; then raise the first error."""
+    for result in await asyncio.gather(*waits, return_exceptions=True):
+        if result is not None:
+            raise result
 
 
 def _is_batch(event: object) -> bool:

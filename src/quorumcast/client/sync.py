@@ -79,13 +79,9 @@ class LoopThread:
         except BaseException:
             coroutine.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future = asyncio.run_coroutine_threadsafe(_run(coroutine, timeout_s, overdue), self.loop)
         try:
-            return future.result(timeout_s)
-        except TimeoutError:
-            if not future.cancel() or overdue is None or timeout_s is None:
-                raise  # of the coroutine itself, which explains it
-            raise TimeoutError(self.call(lambda: overdue(timeout_s))) from None
+            return future.result()
         except BaseException:
             future.cancel()
             raise
@@ -102,6 +98,23 @@ class LoopThread:
         """End the thread."""
         self.loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
+
+
+async def _run(
+    coroutine: Coroutine[Any, Any, T],
+    timeout_s: float | None,
+    overdue: Callable[[float], str] | None,
+) -> T:
+    # The time runs in the loop: a time-out in the other thread could come while the coroutine
+    # returns, and what it has taken from a queue would be lost.
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            return await coroutine
+    except TimeoutError:
+        if timeout_s is None or overdue is None or not limit.expired():
+            raise  # of the coroutine itself, which explains it
+        raise TimeoutError(overdue(timeout_s)) from None
 
 
 class SyncPublisher:
@@ -241,15 +254,15 @@ class SyncPublishers(Mapping[Channel, SyncPublisher]):
 
     def close(self) -> None:
         """Wait until everything posted is acknowledged, then close all."""
-        for publisher in self._open.values():
-            publisher.close()
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> SyncPublishers:
         return self
 
     def __exit__(self, *details: Any) -> None:
-        for publisher in self._open.values():
-            publisher.__exit__(*details)
+        with contextlib.ExitStack() as stack:  # the others close as well if one fails
+            for publisher in self._open.values():
+                stack.callback(publisher.__exit__, *details)
 
 
 class ClosesOnExit:

@@ -153,7 +153,7 @@ class Broker:
         self._admission = Admission(view, self._audience)
         self._journal = Journal()
         self._served = ServedStreams(view, self._audience.readers, life, self._journal.released)
-        self._pace = Pace(self._served.get, self._audience.readers)
+        self._pace = Pace(self._served, self._audience.readers)
         self._sequencers = Sequencers(view, self._served, older, life=life)
         self.membership = Membership(view, self._sequencers, proof)
         self._retransmission = Retransmission()

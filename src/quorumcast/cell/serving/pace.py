@@ -27,8 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from quorumcast.cell.serving.served_stream import ServedStream
-from quorumcast.core.ids import Channel, Millis, NodeId, Stream, holder
+from quorumcast.broadcast.ledger import Ledger
+from quorumcast.cell.serving.served_stream import Place, ServedStream
+from quorumcast.cell.serving.served_streams import ServedStreams
+from quorumcast.core.ids import Channel, Millis, NodeId, holder
 from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, SetTimer, Timer
 
@@ -37,8 +39,8 @@ PACE_MS = 50
 #: A client regains a REGAIN-th of the time, and half as much after every lapse.
 REGAIN = 10
 MAX_LAPSES = 16
-#: Streams of one publisher on one channel, by stream.
-Lives = dict[Stream, ServedStream]
+#: All streams of one publisher on one channel.
+Lives = Sequence[ServedStream]
 
 
 class PaceTick(Timer, frozen=True, tag=True):
@@ -83,42 +85,41 @@ class Pace:
 
     __slots__ = (
         "_allowances",
-        "_by_publisher",
-        "_get",
         "_gone",
         "_held_up",
         "_readers",
+        "_served",
         "_ticked_at",
         "_ticking",
+        "_waited",
     )
 
     def __init__(
         self,
-        get: Callable[[Stream], ServedStream | None],
+        served: ServedStreams,
         readers: Callable[[Channel], Sequence[NodeId]],
     ) -> None:
-        self._get = get
+        self._served = served
         self._readers = readers
-        #: Streams of channels with `wait_ms`, by channel and publisher; only served ones.
-        self._by_publisher: dict[tuple[Channel, NodeId], Lives] = {}
         #: Only entitled subscribers, by channel and client.
         self._allowances: dict[tuple[Channel, NodeId], Allowance] = {}
         #: Subscribers that were disconnected, and when; only those that are waited for.
         self._gone: dict[NodeId, Millis] = {}
-        #: Whether publishers waited for somebody at the last look.
-        self._held_up = False
+        #: Clients for which publishers have waited since the last look, by channel, with `wait_ms`.
+        self._held_up: dict[tuple[Channel, NodeId], int] = {}
+        #: Whether there was one at the last look.
+        self._waited = False
         #: Whether PaceTick is set, and since when.
         self._ticking = False
         self._ticked_at = Millis(0)
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        lives = self._by_publisher.values()
         return {
-            "paced": sum(map(len, lives)),
-            "followed": sum(len(served.reached) for one in lives for served in one.values()),
+            "followed": sum(len(served.reached) for served in self._served.all()),
             "allowances": len(self._allowances),
             "gone": len(self._gone),
+            "held_up": len(self._held_up),
         }
 
     def waited(self) -> dict[Channel, dict[NodeId, int]]:
@@ -141,12 +142,11 @@ class Pace:
         wait_ms = served.entry.policy.limits.wait_ms
         if not wait_ms:
             return
-        self._lives_of(served)
-        channel, begin = served.stream.channel, served.carrier.ledger.next
+        channel, ledger = served.stream.channel, served.carrier.ledger
         for reader in self._readers(channel):
             allowance = self._allowances.get((channel, holder(reader)))
             if allowance is None or not (allowance.lapsed or _is_poor(allowance, wait_ms, now)):
-                served.reached.setdefault(reader, begin)
+                served.reached.setdefault(reader, Place(ledger.next, ledger.end_bytes))
 
     def follow(
         self, served: ServedStream, reader: NodeId, number: int, now: Millis
@@ -155,42 +155,43 @@ class Pace:
         limits = served.entry.policy.limits
         if not limits.wait_ms:
             return []
-        lives = self._lives_of(served)
-        end = served.carrier.ledger.next
-        number = min(number, end)
-        known = served.reached.get(reader)
+        ledger = served.carrier.ledger
+        number = min(number, ledger.next)
+        place = served.reached.get(reader)
         self._gone.pop(reader, None)
-        if known is not None:
-            if number <= known:
+        if place is not None:
+            if number <= place.number:
                 return []
-            served.reached[reader] = number
+            lives = self._lives_of(served)
+            if _holds_up(lives, reader):
+                # Otherwise one that reports right before each look would cost time for ever.
+                self._held_up[served.stream.channel, holder(reader)] = limits.wait_ms
+            _move(place, ledger, number)
             served.refused_for.pop(reader, None)
-            return [life for life in lives.values() if life.limit < MAX_NUMBER]
+            return [life for life in lives if life.limit < MAX_NUMBER]
         allowance = self._allowances.get((served.stream.channel, holder(reader)))
-        if end - number > limits.window:
+        if ledger.next - number > limits.window:
             return []
         if allowance is not None:
             if _is_poor(allowance, limits.wait_ms, now):
                 return []
             allowance.lapsed = False
-        served.reached[reader] = number
+        before = ledger.end_bytes - ledger.size(number, ledger.next)
+        served.reached[reader] = Place(number, before)
         return []
 
     def leave(self, reader: NodeId, channel: Channel) -> list[ServedStream]:
         """Wait no longer for a subscriber; returns whom this lets go on."""
         found: list[ServedStream] = []
-        for (name, _), lives in self._by_publisher.items():
-            if name == channel:
-                for served in lives.values():
-                    served.reached.pop(reader, None)
-                    served.refused_for.pop(reader, None)
+        for (name, _), lives in self._served.by_owner().items():
+            if name == channel and reader in _followers(lives.values()):
+                _drop(lives.values(), reader)
                 found += [served for served in lives.values() if served.limit < MAX_NUMBER]
         return found
 
     def disconnected(self, reader: NodeId, now: Millis) -> list[Effect]:
         """A subscriber cannot be reached; it may come back in time."""
-        lives = self._by_publisher.values()
-        if not any(reader in served.reached for one in lives for served in one.values()):
+        if not any(reader in served.reached for served in self._served.all()):
             return []
         self._gone[reader] = now
         return self._watch(now)
@@ -246,32 +247,27 @@ class Pace:
         # A broker that stood still itself must not charge anybody for that.
         span = min(now - self._ticked_at, 2 * PACE_MS)
         self._ticking = False
-        held_up: dict[tuple[Channel, NodeId], int] = {}
+        held_up, self._held_up = self._held_up, {}
         free: list[ServedStream] = []
-        for (channel, publisher), lives in list(self._by_publisher.items()):
-            for stream in [stream for stream, served in lives.items() if not self._serves(served)]:
-                del lives[stream]
-            served = next(iter(lives.values()), None)
-            if served is None:
-                del self._by_publisher[channel, publisher]
-                continue
-            wait_ms = served.entry.policy.limits.wait_ms
+        for (channel, _), streams in self._served.by_owner().items():
+            lives = list(streams.values())
+            wait_ms = lives[0].entry.policy.limits.wait_ms
             for reader in _followers(lives):
                 if not wait_ms or now - self._gone.get(reader, now) >= wait_ms:
                     _drop(lives, reader)
                 elif _holds_up(lives, reader):
                     held_up[channel, holder(reader)] = wait_ms
-            free += [served for served in lives.values() if served.limit < MAX_NUMBER]
+            free += [served for served in lives if served.limit < MAX_NUMBER]
         for (channel, client), wait_ms in held_up.items():
             self._charge(channel, client, wait_ms, span, now)
-        self._held_up = bool(held_up)
-        followed = {r: None for lives in self._by_publisher.values() for r in _followers(lives)}
+        self._waited = bool(held_up)
+        followed = _followers(self._served.all())
         self._gone = {reader: at for reader, at in self._gone.items() if reader in followed}
         return free
 
     def go_on(self, now: Millis) -> list[Effect]:
         """Set the timer again while there is somebody to look at."""
-        return self._watch(now) if self._gone or self._held_up else []
+        return self._watch(now) if self._gone or self._waited else []
 
     def _charge(
         self, channel: Channel, client: NodeId, wait_ms: int, span: int, now: Millis
@@ -281,19 +277,13 @@ class Pace:
         if allowance.spent < wait_ms:
             return
         allowance.lapse()
-        for (name, _), lives in self._by_publisher.items():
-            if name == channel:
-                for reader in [one for one in _followers(lives) if holder(one) == client]:
-                    _drop(lives, reader)
-
-    def _serves(self, served: ServedStream) -> bool:
-        return self._get(served.stream) is served
+        lives = [served for served in self._served.all() if served.stream.channel == channel]
+        for reader in [one for one in _followers(lives) if holder(one) == client]:
+            _drop(lives, reader)
 
     def _lives_of(self, served: ServedStream) -> Lives:
         stream = served.stream
-        lives = self._by_publisher.setdefault((stream.channel, stream.publisher), {})
-        lives[stream] = served
-        return lives
+        return list(self._served.of((stream.channel, stream.publisher)).values())
 
 
 def _is_poor(allowance: Allowance, wait_ms: int, now: Millis) -> bool:
@@ -302,30 +292,43 @@ def _is_poor(allowance: Allowance, wait_ms: int, now: Millis) -> bool:
     return 2 * allowance.spent > wait_ms
 
 
-def _followers(lives: Lives) -> list[NodeId]:
+def _followers(lives: Iterable[ServedStream]) -> dict[NodeId, None]:
     """The subscribers that are waited for in any of these streams."""
-    return list({reader: None for served in lives.values() for reader in served.reached})
+    return {reader: None for served in lives for reader in served.reached}
 
 
-def _drop(lives: Lives, reader: NodeId) -> None:
-    for served in lives.values():
+def _drop(lives: Iterable[ServedStream], reader: NodeId) -> None:
+    for served in lives:
         served.reached.pop(reader, None)
         served.refused_for.pop(reader, None)
 
 
+def _move(place: Place, ledger: Ledger, number: int) -> None:
+    """Note that a subscriber has accepted everything before a number."""
+    if number == ledger.next:
+        place.before = ledger.end_bytes
+    else:
+        place.before = max(place.before, ledger.gone_bytes) + ledger.size(place.number, number)
+    place.number = number
+
+
 def _unread(lives: Lives, reader: NodeId) -> int:
     """Publications that a subscriber has not accepted."""
-    ledgers = [
-        (served.carrier.ledger.next, served.reached.get(reader)) for served in lives.values()
-    ]
-    return sum(end - number for end, number in ledgers if number is not None)
+    ledgers = [(served.carrier.ledger.next, served.reached.get(reader)) for served in lives]
+    return sum(end - place.number for end, place in ledgers if place is not None)
 
 
 def _unread_bytes(lives: Lives, reader: NodeId) -> int:
+    """Bytes of what is held of these.
+
+    A difference of two totals: to add up sizes for each subscriber with every run would let a
+    client with many seats hold up the broker.
+    """
+    ledgers = [(served.carrier.ledger, served.reached.get(reader)) for served in lives]
     return sum(
-        served.carrier.ledger.size_from(served.reached[reader])
-        for served in lives.values()
-        if reader in served.reached
+        ledger.end_bytes - max(place.before, ledger.gone_bytes)
+        for ledger, place in ledgers
+        if place is not None
     )
 
 
@@ -334,7 +337,7 @@ def _room(lives: Lives, reader: NodeId) -> int:
 
     Two streams of a publisher may both get as much, so one window stays free.
     """
-    served = next(iter(lives.values()))
+    served = lives[0]
     limits, quota = served.entry.policy.limits, served.carrier.ledger.quota
     unread = _unread(lives, reader)
     room = limits.retained_publications - limits.window - unread
@@ -347,6 +350,6 @@ def _room(lives: Lives, reader: NodeId) -> int:
 
 def _holds_up(lives: Lives, reader: NodeId) -> bool:
     """Whether the publisher of these streams waits for a subscriber."""
-    served = next(iter(lives.values()))
-    refused = any(reader in life.refused_for for life in lives.values())
+    served = lives[0]
+    refused = any(reader in life.refused_for for life in lives)
     return refused or _room(lives, reader) < served.entry.policy.limits.window

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from quorumcast.broadcast.contract import Carrier
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Ack, Echo, Ready
@@ -16,6 +18,14 @@ from quorumcast.manifest.manifest import ChannelEntry
 #: Reports of missed publications that are believed at once, per subscriber: more than it takes to
 #: exclude f faulty brokers from a chain.
 COMPLAINTS = 8
+
+
+class Place(msgspec.Struct):
+    """How far a subscriber has accepted a stream."""
+
+    number: int
+    #: Bytes of what lies before it, by the running total of its ledger (`Ledger.gone_bytes`).
+    before: int
 
 
 class ServedStream:
@@ -64,8 +74,8 @@ class ServedStream:
         #: Publications that subscribers reported as missed on the fast path.
         self.missed = 0
         self.missed_upto = 0
-        #: The next number of each subscriber for which the publisher waits; only entitled ones.
-        self.reached: dict[NodeId, int] = {}
+        #: How far each subscriber is for which the publisher waits; only entitled ones.
+        self.reached: dict[NodeId, Place] = {}
         #: Those of them for whose sake a run was refused, until they make progress.
         self.refused_for: dict[NodeId, None] = {}
         #: The publisher may send numbers up to this one, for the sake of these subscribers.

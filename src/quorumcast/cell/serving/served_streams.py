@@ -14,7 +14,7 @@ whatever its age (`Carrier.spare`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -55,6 +55,8 @@ SHRUNK_AT_ONCE = 4096
 SHRINK_MS = 5
 
 Owner = tuple[Channel, NodeId]
+#: Streams of one publisher on one channel.
+Lives = Mapping[Stream, ServedStream]
 
 
 class Sweep(Timer, frozen=True, tag=True):
@@ -82,6 +84,7 @@ class ServedStreams:
     """All streams of a broker."""
 
     __slots__ = (
+        "_by_owner",
         "_by_stream",
         "_ended",
         "_endings",
@@ -123,6 +126,8 @@ class ServedStreams:
         self._released = released
         #: Streams by their data lane; bounded per channel, publisher and introducer.
         self._by_stream: dict[Stream, ServedStream] = {}
+        #: The same by channel and publisher.
+        self._by_owner: dict[Owner, dict[Stream, ServedStream]] = {}
         #: Streams that are over, per channel and publisher of the manifest.
         self._ended: dict[Owner, EndedStreams] = {}
         #: Streams that have ended since the last `take_endings`.
@@ -214,6 +219,14 @@ class ServedStreams:
         """Every stream, oldest first."""
         return list(self._by_stream.values())
 
+    def of(self, owner: Owner) -> Lives:
+        """The streams of a publisher on a channel."""
+        return self._by_owner.get(owner, {})
+
+    def by_owner(self) -> Mapping[Owner, Lives]:
+        """Every stream, by channel and publisher."""
+        return self._by_owner
+
     def status(self) -> dict[Stream, StreamStatus]:
         """What is held of every stream, for people to read."""
         carriers = {stream: served.carrier for stream, served in self._by_stream.items()}
@@ -259,6 +272,7 @@ class ServedStreams:
             served = ServedStream(data, entry, self._make_carrier(data, entry), notary)
             served.closed, served.from_peers = closed, from_peers
             self._by_stream[data] = served
+            self._by_owner.setdefault((data.channel, data.publisher), {})[data] = served
             if not policy.total:
                 self._share(served)
         if served.introducer is None or introducer == data.publisher != served.introducer:
@@ -291,6 +305,10 @@ class ServedStreams:
 
     def _remove(self, data: Stream) -> None:
         served = self._by_stream.pop(data)
+        owner = (data.channel, data.publisher)
+        del self._by_owner[owner][data]
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
         if served.entry.policy.total:
             return
         served.close()
@@ -311,10 +329,8 @@ class ServedStreams:
         """
         rivals = [
             served
-            for served in self._by_stream.values()
-            if served.stream.channel == new.stream.channel
-            and served.stream.publisher == new.stream.publisher
-            and served.genuine == new.genuine
+            for served in self.of((new.stream.channel, new.stream.publisher)).values()
+            if served.genuine == new.genuine
             and (new.genuine or served.introducer == new.introducer)
         ]
         unused = [d for d in rivals if d is not new and (d.untouched or not d.genuine)]
@@ -363,12 +379,8 @@ class ServedStreams:
 
     def _lives_of(self, data: Stream) -> list[ServedStream]:
         """The streams that a publisher itself has begun on a channel, oldest life first."""
-        owner = (data.channel, data.publisher)
-        found = [
-            served
-            for served in self._by_stream.values()
-            if (served.stream.channel, served.stream.publisher) == owner and served.genuine
-        ]
+        lives = self.of((data.channel, data.publisher)).values()
+        found = [served for served in lives if served.genuine]
         return sorted(found, key=lambda served: served.stream.incarnation)
 
     def _displaced(self, lives: Sequence[ServedStream]) -> list[ServedStream]:

@@ -162,7 +162,7 @@ class Interest:
         if self.source.broker not in members:
             self.source.use(None)
         for acceptor in self.acceptors.values():
-            acceptor.recount(self._rules[acceptor.stream.lane], members)
+            acceptor.recount(self._rules[acceptor.stream.lane], members, self._view.quorums.f)
         for archive in self.archives.values():
             archive.forget_statements()
         for stream in [s for s in self.acceptors if not self._is_entitled(s)]:
