@@ -199,8 +199,8 @@ def test_blocking_held_begins_where_iteration_stopped() -> None:
 
 #: What the blocking client leaves out: what the machines and links call, and what it does itself.
 INTERNAL = {
-    "SyncNode": "attach charter describe_brokers faults links peer_down peer_up read_manifest "
-    "receive set_faults signed_manifest start unreachable wait_connected",
+    "SyncNode": "attach charter describe_brokers links peer_down peer_up read_manifest "
+    "receive signed_manifest start unreachable wait_connected",
     "SyncPublisher": "acknowledged admit adopt fail overdue",
     "SyncSubscription": "adopt attach awaits deliver detach established fail gap give_back gone "
     "joined open overdue rows since_us start until wait_joined",

@@ -8,8 +8,8 @@ from tests.client.test_times import in_a_loop
 from tests.support.leaping import leap
 
 from quorumcast.client import Resumption
+from quorumcast.client.loop_thread import LoopThread
 from quorumcast.client.outgoing import Outgoing
-from quorumcast.client.sync import LoopThread
 from quorumcast.testing import MemoryCell, SyncMemoryCell
 
 AWAY = r"\(it is not running in this memory cell\)"

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from quorumcast.cell.serving.broker import Broker
+from quorumcast.client.loop_thread import ClosesOnExit, LoopThread
 from quorumcast.client.node import Node
 from quorumcast.client.packing import Clock, wall_us
-from quorumcast.client.sync import ClosesOnExit, LoopThread, SyncNode
+from quorumcast.client.sync import SyncNode
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, NodeId
 from quorumcast.core.machine import Bodies, DialFailure

@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quorumcast import client
+from quorumcast.client.loop_thread import LoopThread
 from quorumcast.client.node import Node
-from quorumcast.client.sync import LoopThread
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.pipeline.streams.options import Access
