@@ -16,7 +16,7 @@ ORDER = (B1, B2, B3)
 def ledger(upto: int = 0, **limits: int) -> Ledger:
     made = Ledger(Limits(**limits))
     for body in bodies(1, upto):
-        made.append(digest(body), body)
+        made.extend([digest(body)], [body])
     return made
 
 
@@ -175,7 +175,7 @@ def test_ledger_keeps_a_publication_for_the_span_and_then_lets_go() -> None:
     held = ledger(3)
     held.expire(Millis(0), 800, held.next)
     for body in bodies(4, 2):
-        held.append(digest(body), body)
+        held.extend([digest(body)], [body])
     for now in range(100, 800, 100):
         held.expire(Millis(now), 800, held.next)
     assert held.base == 1
@@ -199,7 +199,7 @@ def test_ledger_ages_take_no_more_room_than_a_few_marks() -> None:
     held = ledger(1)
     for now in range(0, 20_000, 10):
         held.expire(Millis(now), 8_000, 1)
-        held.append(digest(b"x"), b"x")
+        held.extend([digest(b"x")], [b"x"])
     assert len(held._marks) <= 10
 
 

@@ -15,7 +15,7 @@ def shelf(quota: Quota, incarnation: int, *bodies: bytes) -> Ledger:
     made = Ledger(LIMITS)
     made.share(quota, incarnation)
     for body in bodies:
-        made.append(digest(body), body)
+        made.extend([digest(body)], [body])
     return made
 
 
@@ -28,7 +28,7 @@ def test_quota_lets_go_of_the_oldest_life_first() -> None:
     old, new = shelf(quota, 2, *(b"x" * 5,) * 4), shelf(quota, 8, *(b"y" * 5,) * 4)
     assert (span(old), span(new), quota.publications) == ((3, 5), (1, 5), 6)
     for _ in range(3):
-        new.append(digest(b"z"), b"z")
+        new.extend([digest(b"z")], [b"z"])
     assert (span(old), span(new), quota.publications) == ((5, 5), (2, 8), 6)
     assert old.exhausted
     assert quota.emptied
@@ -39,7 +39,7 @@ def test_quota_lets_go_of_the_longer_stream_of_one_life() -> None:
     quota = Quota(LIMITS)
     usual, urgent = shelf(quota, 2, b"a", b"b"), shelf(quota, 3)
     for _ in range(9):
-        urgent.append(digest(b"!"), b"!")
+        urgent.extend([digest(b"!")], [b"!"])
     assert (len(usual), len(urgent)) == (2, 4)
 
 
@@ -47,7 +47,7 @@ def test_quota_counts_bytes_over_all_lives() -> None:
     quota = Quota(LIMITS)
     old, new = shelf(quota, 2, b"x" * 30), shelf(quota, 4, b"y" * 40)
     assert (len(old), len(new), quota.held_bytes) == (0, 1, 40)
-    new.append(digest(b"z" * 90), b"z" * 90)  # the last one stays, whatever its size
+    new.extend([digest(b"z" * 90)], [b"z" * 90])  # the last one stays, whatever its size
     assert (len(new), quota.held_bytes) == (1, 90)
 
 
@@ -56,7 +56,7 @@ def test_quota_is_the_sum_of_its_ledgers_whatever_happens_to_them(way: str) -> N
     quota = Quota(LIMITS)
     one, two = shelf(quota, 2), shelf(quota, 4, b"b", b"bb")
     one.join(5, 5, trusted=False)
-    one.append(digest(b"a"), b"a")
+    one.extend([digest(b"a")], [b"a"])
     match way:
         case "skip":
             one.skip_to(9)
@@ -76,7 +76,7 @@ def test_quota_earlier_lives_give_way_to_what_a_later_one_gets_back() -> None:
     quota = Quota(LIMITS)
     old, new = shelf(quota, 2, b"a", b"b", b"c"), shelf(quota, 4)
     new.skip_to(5)
-    new.append(digest(b"e"), b"e")
+    new.extend([digest(b"e")], [b"e"])
     assert quota.room_for(4) == (5, 59)
     assert new.prepend([digest(b"c"), digest(b"d"), digest(b"d")], (b"c", b"d", b"d"))
     assert (span(old), span(new), quota.publications) == ((2, 4), (2, 6), 6)
@@ -97,7 +97,7 @@ def test_quota_with_other_limits_lets_go_with_the_next_publication() -> None:
     held = shelf(quota, 2, *(b"x",) * 6)
     quota.limit(Limits(retained_publications=3))
     assert len(held) == 6
-    held.append(digest(b"y"), b"y")
+    held.extend([digest(b"y")], [b"y"])
     assert span(held) == (5, 8)
 
 
@@ -109,7 +109,7 @@ def test_quota_with_lower_limits_lets_go_of_as_much_as_it_may_at_a_time(limits: 
     held = shelf(quota, 2, *(b"x",) * 6)
     assert not quota.narrow(limits, 3)
     assert span(held) == (4, 7)
-    held.append(digest(b"y"), b"y")
+    held.extend([digest(b"y")], [b"y"])
     assert span(held) == (5, 8)  # what is added takes the place of something
     assert quota.narrow(limits, 3)
     assert span(held) == (6, 8)
@@ -146,10 +146,10 @@ def test_quota_looks_at_few_lives_for_what_it_lets_go_of() -> None:
     for life, ledger in enumerate(held):
         ledger.share(quota, 2 * life)
         for _ in range(most // lives):
-            ledger.append(digest(b"x"), b"x")
+            ledger.extend([digest(b"x")], [b"x"])
     looks.clear()
     for _ in range(most):
-        held[-1].append(digest(b"y"), b"y")
+        held[-1].extend([digest(b"y")], [b"y"])
     assert (len(held[-1]), quota.publications) == (most, most)
     assert len(looks) < 4 * (most + lives)
 
@@ -158,10 +158,10 @@ def test_quota_finds_an_old_life_that_was_empty_and_is_not_any_more() -> None:
     quota = Quota(LIMITS)
     old, new = shelf(quota, 2, b"a"), shelf(quota, 4, *(b"b",) * 6)
     assert (len(old), len(new)) == (0, 6)
-    old.append(digest(b"c"), b"c")
+    old.extend([digest(b"c")], [b"c"])
     assert (len(old), len(new), quota.publications) == (0, 6, 6)
     new.skip_to(20)
-    old.append(digest(b"d"), b"d")
+    old.extend([digest(b"d")], [b"d"])
     for _ in range(6):
-        new.append(digest(b"e"), b"e")
+        new.extend([digest(b"e")], [b"e"])
     assert (span(old), span(new)) == ((4, 4), (20, 26))

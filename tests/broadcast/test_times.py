@@ -18,7 +18,7 @@ STREAM = Stream(Channel("c"), NodeId("alice"), 2)
 
 def append(ledger: Ledger, *stamps: int) -> None:
     for stamp in stamps:
-        ledger.append(Digest(b"d" * 32), write_envelope(stamp))
+        ledger.extend([Digest(b"d" * 32)], [write_envelope(stamp)])
 
 
 def plain(ledger: Ledger, since_us: int) -> int:

@@ -85,7 +85,7 @@ def test_broker_of_a_bare_chain_keeps_a_window_that_others_may_lack() -> None:
     served = made._served.open(STREAM, made._view.channels[0], ALICE)
     assert served is not None
     for body in bodies(1, 10):
-        served.carrier.ledger.append(made._view.hash(body), body)
+        served.carrier.ledger.extend([made._view.hash(body)], [body])
     pass_time(made, 0, 4 * SPAN)
     assert base(made) == 7
 

@@ -181,10 +181,6 @@ class Ledger:
         self.extend(digests[offset:], bodies[offset:], order)
         return AppendResult(new, b"".join(digests[offset:]))
 
-    def append(self, digest: Digest, body: bytes) -> None:
-        """Write the next number."""
-        self.extend((digest,), (body,))
-
     def extend(self, digests: Sequence[Digest], bodies: Sequence[bytes], order: Order = ()) -> None:
         """Write the next numbers."""
         count, size = len(bodies), sum(map(len, bodies))

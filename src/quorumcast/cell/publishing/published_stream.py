@@ -28,9 +28,10 @@ TAIL_MS = 80
 #: The oldest publication without a history gets one after about this long: where the fast path
 #: fails, subscribers of a slow publisher would wait until it has published α of them.
 HISTORY_MS = 250
-#: A busy cell gets fewer histories: none is due while the one before is under way, nor for so many
-#: times as long as that took; but at the latest after LONGEST_MS.
+#: A busy cell gets fewer histories: after one that took a while to be settled, none is due by time
+#: for REST times as long.
 REST = 4
+#: But one is due so long after the one before, whatever became of that.
 LONGEST_MS = 2_000
 #: Bytes of contents in one run, which travels as one message. A backlog is cut so that receivers
 #: work on the first part while the next is on its way; smaller runs would cost more overhead each,
