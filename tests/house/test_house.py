@@ -19,6 +19,7 @@ FLOORS = (
     {"crypto"},
     {"traces"},
     {"manifest"},
+    {"matching"},
     {"broadcast"},
     {"ordering"},
     {"cell"},
@@ -36,7 +37,9 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
-SANS_IO = {"core", "crypto", "manifest", "broadcast", "ordering", "cell", "named", "watch"}
+SANS_IO = {
+    "core", "crypto", "manifest", "matching", "broadcast", "ordering", "cell", "named", "watch",
+}  # fmt: skip
 IO_MODULES = {
     "asyncio", "logging", "pathlib", "random", "socket", "threading", "time", "uvloop",
 }  # fmt: skip

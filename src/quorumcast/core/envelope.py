@@ -68,7 +68,7 @@ def read_envelope(contents: bytes) -> Envelope | None:
     return Envelope(published_us, valid_ms, flags == URGENT)
 
 
-def _contents_start(body: bytes, labelled: bool) -> int:
+def contents_start(body: bytes, labelled: bool) -> int:
     """Where the contents of a body begin: with total order behind a label (`core.labels`)."""
     return _LABEL.unpack_from(body)[0] + _LABEL.size if labelled and len(body) > 1 else 0
 
@@ -78,7 +78,7 @@ def stamp_of(body: bytes, labelled: bool) -> int:
 
     Nobody has checked what a publisher wrote: the answer is a hint of where to look.
     """
-    start = _contents_start(body, labelled)
+    start = contents_start(body, labelled)
     if len(body) < start + ENVELOPE_BYTES:
         return -1
     return int(_STAMP.unpack_from(body, start)[0])
@@ -90,7 +90,7 @@ def events_of(body: bytes, labelled: bool) -> int:
     It is the length of the record batch: the first field of the header, which is the third field
     of an Arrow message (a flatbuffer: tables begin with the distance to their list of fields).
     """
-    message = _contents_start(body, labelled) + ENVELOPE_BYTES + _ARROW_PREFIX_BYTES
+    message = contents_start(body, labelled) + ENVELOPE_BYTES + _ARROW_PREFIX_BYTES
     try:
         table = message + _UINT32.unpack_from(body, message)[0]
         fields = table - _INT32.unpack_from(body, table)[0]

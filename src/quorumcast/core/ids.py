@@ -24,6 +24,8 @@ Millis = NewType("Millis", int)
 Digest = NewType("Digest", bytes)
 
 DIGEST_SIZE = 32
+#: What brokers vote for where no event of a publication matches a predicate: no digest is zero.
+NOTHING = Digest(bytes(DIGEST_SIZE))
 #: Most digests for which a splitter is kept: a peer may send byte strings of any length.
 _MOST_SPLIT = 2 * MAX_RUN
 

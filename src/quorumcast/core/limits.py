@@ -22,6 +22,8 @@ MAX_RUN = 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
 #: Events of one publication: half a megabyte can hold four million rows of one bit.
 MAX_ROWS = 1 << 20
+#: Events of a publication on which predicates are evaluated; a larger one goes whole.
+MAX_MATCHED_ROWS = 1 << 16
 #: A node's or channel's name.
 MAX_NAME = 128
 #: There is no port beyond; systems count on from 0 there, and somebody may answer.

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import MAX_ROWS
+from quorumcast.core.limits import MAX_MATCHED_ROWS, MAX_ROWS
 from quorumcast.core.payloads import check_size
 
 #: The schema of a channel that names none: opaque bytes.
@@ -60,10 +60,18 @@ def decode_batch(body: Message, schema: pa.Schema) -> pa.RecordBatch | None:
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
         if batch.num_rows > MAX_ROWS:
             return None
-        batch.validate(full=True)
+        return batch if is_sound(batch, schema) else None
     except (pa.ArrowException, struct.error, ValueError, OSError, EOFError, MemoryError):
         return None
-    return batch if _unfit(batch, schema) is None else None
+
+
+def is_sound(batch: pa.RecordBatch, schema: pa.Schema) -> bool:
+    """Whether all values of a batch that a peer wrote can be read."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException:
+        return False
+    return _unfit(batch, schema) is None
 
 
 def decode_older(body: Message, schema: pa.Schema) -> pa.RecordBatch | None:
@@ -81,8 +89,24 @@ def decode_older(body: Message, schema: pa.Schema) -> pa.RecordBatch | None:
     batch = decode_batch(body, _first_columns(schema, columns))
     if batch is None or not all(field.nullable for field in later):
         return None
-    missing = [pa.nulls(batch.num_rows, field.type) for field in later]
+    return widened(batch, schema)
+
+
+def widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of the first columns of a schema with the others, which are null."""
+    later = list(schema)[batch.num_columns :]
+    missing = [null_column(batch.num_rows, field.type) for field in later]
     return pa.RecordBatch.from_arrays([*batch.columns, *missing], schema=schema)
+
+
+def null_column(rows: int, kind: pa.DataType) -> pa.Array:
+    """So many nulls; all columns share the memory of one, unless they are long."""
+    return _nulls(kind)[:rows] if rows <= MAX_MATCHED_ROWS else pa.nulls(rows, kind)
+
+
+@lru_cache(maxsize=64)
+def _nulls(kind: pa.DataType) -> pa.Array:
+    return pa.nulls(MAX_MATCHED_ROWS, kind)
 
 
 def batch_of_payloads(payloads: Sequence[bytes]) -> pa.RecordBatch:

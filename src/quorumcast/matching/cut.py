@@ -1,0 +1,234 @@
+"""A cut: the rows of one publication that match a predicate, in a form that brokers can vote on.
+
+Brokers of a channel with predicates vote on results. The result for a publication is one of three:
+
+- *nothing*: no row matches, `NOTHING`;
+- *whole*: the digest of the publication itself, if more than half of the rows match, if the cut
+  would not be shorter than the publication, or if a publication cannot be cut: its contents make
+  no sense, or have more than `MAX_MATCHED_ROWS` rows, or a column is not flat;
+- a *cut*: a digest of the bytes below.
+
+One of f+1 equal results is a correct broker's, so both the contents and their completeness hold.
+Results must therefore depend on values alone. Arrow's own bytes do not: they differ by its version,
+and by what was sliced or taken before. These do:
+
+    offset  size  little endian
+         0     8  constant: no publication begins like this
+         8    32  digest of the publication
+        40     4  rows of the publication
+        44     4  rows of the cut: at least one, at most half of the publication's
+        48     4  length of the head
+        52     4  columns
+        56        the head: what comes before the Arrow message of the publication (label, envelope)
+                  the number of each row in the publication, 4 bytes each, ascending
+                  one byte per column: 0, or 1 if the column has nulls
+                  the columns
+
+A column is: a bit per row that tells values from nulls, if there are nulls; then a number of fixed
+size per row, or a bit, or, for text and bytes, the ends of the values (4 bytes each, the first is
+0) and the values one after another. Nulls are zeros, or empty. Every part is padded with zeros to 8
+bytes. Columns that come last and are null in every row are left out: a channel may get more
+columns, and older publications do not have them.
+
+**A cut of a cut is the cut**: a predicate narrower than the one that cut gives the same bytes as if
+the whole publication were at hand. The result *whole* keeps to that as well: with fewer rows a cut
+only gets shorter, so nothing goes whole of which a wider predicate gave a cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from quorumcast.core.envelope import ENVELOPE_BYTES, contents_start, read_envelope
+from quorumcast.core.errors import ensure
+from quorumcast.core.ids import DIGEST_SIZE, Digest
+from quorumcast.core.limits import MAX_MATCHED_ROWS
+from quorumcast.core.publication import decode_batch, decode_older, is_sound
+from quorumcast.matching.normal_form import (
+    Parts,
+    Places,
+    has_normal_form,
+    padded,
+    read_columns,
+    write_columns,
+)
+
+#: Numbers of rows, ascending.
+Rows: TypeAlias = npt.NDArray[np.uint32]
+
+#: An envelope that begins like this has an impossible time, a label an impossible length.
+_MARK = b"\xff\xff\xff\xffcut\x01"
+_HEADER = struct.Struct("<8s32sIIII")
+_PERSON = b"quorumcast cut"
+
+
+class RowCut:
+    """Some rows of a publication, in the form that brokers vote on and send."""
+
+    __slots__ = ("_batch", "_digest", "_places", "_wire", "head", "publication", "rows", "total")
+
+    def __init__(
+        self,
+        publication: Digest,
+        head: bytes,
+        total: int,
+        rows: Rows,
+        batch: pa.RecordBatch,
+        places: Places | None = None,
+        wire: bytes | None = None,
+    ) -> None:
+        self.publication = publication
+        self.head = head
+        #: Rows of the publication.
+        self.total = total
+        #: The number of each row in the publication.
+        self.rows = rows
+        #: A batch that has the rows, and where; None: they are all that it has.
+        self._batch = batch
+        self._places = places
+        self._wire = wire
+        self._digest: bytes | None = None
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The rows."""
+        if self._places is not None:
+            places = pa.py_buffer(self._places.astype(np.uint32))
+            taken = pa.Array.from_buffers(pa.uint32(), len(self._places), [None, places])
+            self._batch, self._places = self._batch.take(taken), None
+        return self._batch
+
+    @property
+    def digest(self) -> bytes:
+        """The value that brokers vote for."""
+        if self._digest is None:
+            self._digest = digest_of_cut(self.encode())
+        return self._digest
+
+    def encode(self) -> bytes:
+        """The cut as it travels."""
+        if self._wire is None:
+            self._wire = self._encoded()
+        return self._wire
+
+    def _encoded(self) -> bytes:
+        nulls, columns = write_columns(self._batch, self._places)
+        numbers = (self.total, len(self.rows), len(self.head), len(nulls))
+        header = _HEADER.pack(_MARK, self.publication, *numbers)
+        parts = (header, self.head, self.rows.tobytes(), nulls, *columns)
+        return b"".join(map(padded, parts))
+
+
+class OpenedBody(msgspec.Struct, frozen=True):
+    """The rows of one publication: all of them, or those of a cut."""
+
+    publication: Digest
+    #: What comes before the Arrow message: the label, if there is one, and the envelope.
+    head: bytes
+    #: Rows of the publication.
+    total: int
+    #: The rows that are there.
+    batch: pa.RecordBatch
+    #: Bytes of the body.
+    size: int
+    #: The cut, if the body is one.
+    cut: RowCut | None = None
+
+
+def open_body(
+    schema: pa.Schema, digest: bytes, body: bytes, *, labelled: bool = False
+) -> OpenedBody | None:
+    """The rows of a body; None if it cannot be cut and goes whole.
+
+    The body is a publication with this digest, or a cut with this digest or of a publication with
+    this digest. With total order publications are `labelled`.
+    """
+    if not has_normal_form(schema):
+        return None
+    if looks_cut(body):
+        cut = decode_cut(body, schema)
+        if cut is not None and digest in (cut.publication, cut.digest):
+            return OpenedBody(cut.publication, cut.head, cut.total, cut.batch, len(body), cut)
+        return None
+    start = contents_start(body, labelled)
+    after = start + ENVELOPE_BYTES
+    if read_envelope(body[start:after]) is None:
+        return None
+    # Behind a label nothing is aligned, unless it is copied.
+    message = body[after:] if labelled else memoryview(body)[after:]
+    batch = decode_batch(message, schema)
+    if batch is None:
+        batch = decode_older(message, schema)
+    if batch is None or batch.num_rows > MAX_MATCHED_ROWS:
+        return None
+    return OpenedBody(Digest(digest), body[:after], batch.num_rows, batch, len(body))
+
+
+def cut_out(opened: OpenedBody, places: Rows) -> RowCut | None:
+    """The cut with the rows at these places of a body; None if the publication goes whole."""
+    ensure(len(places) > 0, "a cut has at least one row")
+    wider = opened.cut
+    if wider is not None and len(places) == len(wider.rows):
+        return wider
+    if 2 * len(places) > opened.total:
+        return None
+    rows = places if wider is None else wider.rows[places]
+    where = places.astype(np.intp)
+    cut = RowCut(opened.publication, opened.head, opened.total, rows, opened.batch, where)
+    return cut if wider is not None or len(cut.encode()) < opened.size else None
+
+
+def looks_cut(body: bytes) -> bool:
+    """Whether a body claims to be a cut; a publication that does makes no sense."""
+    return body.startswith(_MARK) and len(body) >= _HEADER.size
+
+
+def publication_of(body: bytes) -> Digest:
+    """The digest of the publication in a body that looks like a cut."""
+    return Digest(body[len(_MARK) : len(_MARK) + DIGEST_SIZE])
+
+
+def head_of(body: bytes) -> bytes:
+    """Label and envelope in a body that looks like a cut: what a publication begins with."""
+    length: int = _HEADER.unpack_from(body)[4]
+    return body[_HEADER.size : _HEADER.size + length]
+
+
+def digest_of_cut(body: bytes) -> bytes:
+    """The value that brokers vote for if this is the cut."""
+    return hashlib.blake2b(body, digest_size=DIGEST_SIZE, person=_PERSON).digest()
+
+
+def decode_cut(body: bytes, schema: pa.Schema) -> RowCut | None:
+    """The cut in a body; None if a faulty broker wrote nonsense, or wrote it differently."""
+    if not looks_cut(body) or not has_normal_form(schema):
+        return None
+    try:
+        cut = _decoded(body, schema)
+    except (pa.ArrowException, struct.error, ValueError, MemoryError):
+        return None
+    # A cut has one form: the same rows are always the same bytes.
+    return cut if cut is not None and cut.encode() == body else None
+
+
+def _decoded(body: bytes, schema: pa.Schema) -> RowCut | None:
+    """The cut in a body, if it is sound; whether the body is in normal form is not checked."""
+    _, publication, total, count, head_size, columns = _HEADER.unpack_from(body)
+    if not 0 < 2 * count <= total <= MAX_MATCHED_ROWS:
+        return None
+    parts = Parts(body, _HEADER.size)
+    head = parts.bytes(head_size)
+    rows = np.frombuffer(parts.buffer(4 * count), np.uint32)
+    if rows[-1] >= total or not (rows[1:] > rows[:-1]).all():
+        return None
+    batch = read_columns(schema, parts.bytes(columns), parts, count)
+    if not parts.at_end or not is_sound(batch, schema):
+        return None
+    return RowCut(Digest(publication), head, total, rows, batch)

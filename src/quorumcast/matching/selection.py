@@ -1,0 +1,190 @@
+"""What predicates select of a run of publications.
+
+An `OpenedRun` decodes each body at most once, however many filters are applied to it. Small batches
+are joined, so that the kernels of a filter run once per run and not once per publication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from quorumcast.core.errors import ensure
+from quorumcast.core.ids import NOTHING, Digest, split_digests
+from quorumcast.core.limits import MAX_MATCHED_ROWS
+from quorumcast.core.publication import widened
+from quorumcast.matching.cut import OpenedBody, RowCut, Rows, cut_out, open_body
+
+#: Rows from which on a batch is long enough to be evaluated alone.
+_LONG = 4096
+
+
+class RowFilter(Protocol):
+    """Finds the rows of a batch that match."""
+
+    def rows(self, batch: pa.RecordBatch) -> Rows:
+        """The places of the rows that match, ascending."""
+
+
+class Selected:
+    """What one filter selects of a run."""
+
+    __slots__ = ("_bodies", "_cuts", "_totals", "places", "rows_looked_at", "votes")
+
+    def __init__(
+        self,
+        votes: bytes,
+        places: list[int],
+        cuts: dict[int, RowCut],
+        bodies: Sequence[bytes],
+        totals: Sequence[int | None],
+        rows_looked_at: int,
+    ) -> None:
+        #: A value per number of the run: `NOTHING`, the publication's digest, or that of a cut.
+        self.votes = votes
+        #: Which numbers of the run match, counted from 0, ascending.
+        self.places = places
+        #: How many rows the filter was evaluated on.
+        self.rows_looked_at = rows_looked_at
+        self._cuts = cuts
+        self._bodies = bodies
+        self._totals = totals
+
+    def body(self, place: int) -> bytes:
+        """What to send for a number that matches: the body as it is, or the cut."""
+        cut = self._cuts.get(place)
+        return self._bodies[place] if cut is None else cut.encode()
+
+    def rows(self, place: int) -> Rows | None:
+        """The numbers of the rows in the publication; None if it goes whole."""
+        cut = self._cuts.get(place)
+        return None if cut is None else cut.rows
+
+    def total(self, place: int) -> int | None:
+        """How many rows the publication has; None if it makes no sense or has too many."""
+        return self._totals[place]
+
+
+class _Joined(msgspec.Struct, frozen=True):
+    """The rows of several publications in one batch."""
+
+    batch: pa.RecordBatch
+    #: Which numbers of the run these are.
+    places: list[int]
+    #: The place of the first row of each in the batch, and the place after the last row.
+    starts: Rows
+
+    def split(self, rows: Rows) -> Iterator[tuple[int, Rows]]:
+        """The rows that match of each publication that has any, counted from its own first."""
+        ends = np.searchsorted(rows, self.starts)
+        for index in np.flatnonzero(ends[1:] > ends[:-1]).tolist():
+            yield self.places[index], rows[ends[index] : ends[index + 1]] - self.starts[index]
+
+
+class OpenedRun:
+    """The bodies of a run: publications, or cuts of them."""
+
+    __slots__ = ("_bodies", "_digests", "_joined", "_opened", "_rows")
+
+    def __init__(
+        self, schema: pa.Schema, digests: bytes, bodies: Sequence[bytes], *, labelled: bool = False
+    ) -> None:
+        self._digests = split_digests(digests)
+        self._bodies = bodies
+        ensure(len(self._digests) == len(bodies), "a run has a digest per body")
+        #: The rows of each body; None if it goes whole.
+        self._opened = [
+            open_body(schema, digest, body, labelled=labelled)
+            for digest, body in zip(self._digests, bodies, strict=True)
+        ]
+        self._joined = list(_join(schema, self._opened))
+        self._rows = sum(joined.batch.num_rows for joined in self._joined)
+
+    def select(self, wanted: RowFilter) -> Selected:
+        """What a filter selects."""
+        return self._selected(
+            match for joined in self._joined for match in joined.split(wanted.rows(joined.batch))
+        )
+
+    def _selected(self, found: Iterable[tuple[int, Rows]]) -> Selected:
+        """What is selected if these rows of these numbers match."""
+        votes = [
+            self._digests[place] if opened is None else NOTHING
+            for place, opened in enumerate(self._opened)
+        ]
+        places = [place for place, opened in enumerate(self._opened) if opened is None]
+        cuts = {}
+        for place, rows in found:
+            opened = self._opened[place]
+            cut = None if opened is None else cut_out(opened, rows)
+            if cut is not None:
+                cuts[place] = cut
+            votes[place] = self._digests[place] if cut is None else Digest(cut.digest)
+            places.append(place)
+        totals = [None if opened is None else opened.total for opened in self._opened]
+        return Selected(b"".join(votes), sorted(places), cuts, self._bodies, totals, self._rows)
+
+
+def _join(schema: pa.Schema, opened: Sequence[OpenedBody | None]) -> Iterator[_Joined]:
+    """All rows, in few batches.
+
+    Columns that come last and are null are left out while batches are joined: an older publication
+    of few bytes may lack many columns, and must not take memory for them.
+    """
+    waiting: dict[int, _Waiting] = {}
+    for place, body in enumerate(opened):
+        if body is None or not body.batch.num_rows:
+            continue
+        rows = body.batch.num_rows
+        if rows >= _LONG:
+            yield _Joined(body.batch, [place], _starts([rows]))
+            continue
+        columns = _columns_used(body.batch)
+        group = waiting.setdefault(columns, _Waiting())
+        if group.rows + rows > MAX_MATCHED_ROWS:
+            yield group.joined(schema)
+            group = waiting[columns] = _Waiting()
+        group.add(place, body.batch, columns)
+    for group in waiting.values():
+        yield group.joined(schema)
+
+
+class _Waiting:
+    """Short batches that are going to be joined."""
+
+    __slots__ = ("_batches", "_places", "rows")
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+        self._places: list[int] = []
+        self.rows = 0
+
+    def add(self, place: int, batch: pa.RecordBatch, columns: int) -> None:
+        """Add the first columns of a batch."""
+        narrow = batch if columns == batch.num_columns else batch.select(range(columns))
+        self._batches.append(narrow)
+        self._places.append(place)
+        self.rows += batch.num_rows
+
+    def joined(self, schema: pa.Schema) -> _Joined:
+        """All of them, with all columns."""
+        whole = self._batches[0] if len(self._batches) == 1 else pa.concat_batches(self._batches)
+        starts = _starts([batch.num_rows for batch in self._batches])
+        return _Joined(widened(whole, schema), self._places, starts)
+
+
+def _columns_used(batch: pa.RecordBatch) -> int:
+    """How many columns there are up to the last one with a value, and at least one."""
+    used = batch.num_columns
+    while used > 1 and batch.column(used - 1).null_count == batch.num_rows:
+        used -= 1
+    return int(used)
+
+
+def _starts(lengths: Sequence[int]) -> Rows:
+    return np.fromiter(accumulate(lengths, initial=0), np.uint32, len(lengths) + 1)
