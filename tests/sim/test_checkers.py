@@ -717,7 +717,7 @@ def test_gap_is_excused_where_more_than_f_brokers_lost_their_contents_since() ->
     stage.join(SUB)
     stage.submit(b"a")
     stage.world.adversary.lossy[B3] = None
-    assert stage.world.adversary.has_lost_contents()
+    assert stage.world.adversary.has_lost_contents(NodeId("broker-1"))
     stage.facts.lost_at = 15
     stage.submit(b"b", now=20)
     stage.does(SUB, DeliverGap(STREAM, 1, 1))

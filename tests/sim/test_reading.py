@@ -179,7 +179,7 @@ def test_what_brokers_lose_after_the_end_was_told_is_owed() -> None:
 def test_announced_gap_that_retention_explains_is_not_owed() -> None:
     for retained, broken in ((1, False), (100, True)):
         reading = Reading()
-        reading.facts.retained = lambda channel, kept=retained: kept  # type: ignore[method-assign,misc]
+        reading.facts.retained = lambda channel, node, kept=retained: kept  # type: ignore[method-assign,misc]
         reading.begins(4, B3)
         reading.does(SUB, DeliverGap(STREAM, 1, 2))
         reading.accepts(3, first=3)

@@ -1,4 +1,4 @@
-"""The fault model of a cell: in one run at most f brokers may be faulty, and any client.
+"""The fault model of cells: in one run at most f brokers of each may be faulty, and any client.
 
 A broker is *faulty* if it lies, loses its disk, restarts without the journal that the channel's
 protection rests on, or stops for good. A broker that crashes and restarts with its journal is
@@ -24,19 +24,21 @@ from quorumcast.sim.kernel.scheduler import Scheduler
 
 
 class CellFaults(FaultModel):
-    """The nodes of a cell that may be faulty together, and the faults that each can commit."""
+    """The nodes of cells that may be faulty together, and the faults that each can commit."""
 
-    def __init__(self, cell: Cell, most_faulty: int | None) -> None:
-        super().__init__(cell.manifest.f if most_faulty is None else most_faulty, {})
-        self._cell = cell
+    def __init__(self, cell_of: Callable[[NodeId], Cell], most_faulty: int | None) -> None:
+        super().__init__(0, {})
+        self._cell_of = cell_of
+        self._most_faulty = most_faulty
 
     def refusal(self, node: NodeId, faulty: Mapping[NodeId, str]) -> str:
-        manifest = self._cell.manifest
+        manifest = self._cell_of(node).manifest
+        most = manifest.f if self._most_faulty is None else self._most_faulty
         taken = [broker for broker in manifest.broker_ids if broker in faulty]
-        if manifest.broker(node) is None or len(taken) < self._most:
+        if manifest.broker(node) is None or len(taken) < most:
             return ""
         return (
-            f"{node} cannot be faulty, too: the model allows f={self._most} "
+            f"{node} cannot be faulty, too: the model allows f={most} "
             f"and {', '.join(taken)} already are"
         )
 
@@ -45,7 +47,7 @@ class CellFaults(FaultModel):
         if entry is None:
             known = ", ".join((*CATALOGUE, *AIMED))
             raise UsageError(f"there is no fault {fault!r}; choose one of {known}")
-        manifest = self._cell.manifest
+        manifest = self._cell_of(node).manifest
         is_broker = manifest.broker(node) is not None
         if is_broker != (entry.role is Role.BROKER):
             raise UsageError(f"{fault!r} is a fault of a {entry.role.value}, not of {node}")
@@ -55,10 +57,11 @@ class CellFaults(FaultModel):
         return entry.make
 
     def context(self, setting: FaultSetting) -> FaultContext:
+        cell = self._cell_of(setting.node)
         return FaultContext(
             setting.node,
-            self._cell.manifest,
-            self._cell.keyrings[setting.node],
+            cell.manifest,
+            cell.keyrings[setting.node],
             setting.rng,
             percent=setting.percent,
             victims=setting.victims,
@@ -68,11 +71,11 @@ class CellFaults(FaultModel):
 
 
 class CellAdversary(Adversary):
-    """Injects faults into the nodes of a cell."""
+    """Injects faults into the nodes of one or several cells."""
 
     def __init__(
         self,
-        cell: Cell,
+        cell_of: Callable[[NodeId], Cell],
         scheduler: Scheduler,
         network: Network,
         nodes: dict[NodeId, SimulatedNode],
@@ -80,8 +83,8 @@ class CellAdversary(Adversary):
         most_faulty: int | None = None,
     ) -> None:
         # f may change during a run: `most_faulty` is the largest.
-        super().__init__(CellFaults(cell, most_faulty), scheduler, network, nodes)
-        self._cell = cell
+        super().__init__(CellFaults(cell_of, most_faulty), scheduler, network, nodes)
+        self._cell_of = cell_of
         #: Brokers that have crashed: journals keep votes, not contents.
         self.lossy: dict[NodeId, None] = {}
 
@@ -93,17 +96,17 @@ class CellAdversary(Adversary):
         It may contradict what it vouched for. A broker whose last writes were torn cannot: it has
         sent nothing that depends on them.
         """
-        if self._cell.manifest.broker(node) is not None:
+        if self._cell_of(node).manifest.broker(node) is not None:
             if wipe or corrupt:
                 self.declare(node, "amnesia")
             self.lossy[node] = None
         super().crash(node, wipe=wipe, tear=tear, corrupt=corrupt)
 
-    def has_lost_contents(self) -> bool:
-        """Whether more than f brokers are faulty or have lost their contents."""
+    def has_lost_contents(self, node: NodeId) -> bool:
+        """Whether more than f brokers of a node's cell are faulty or have lost their contents."""
+        manifest = self._cell_of(node).manifest
         lost = dict.fromkeys((*self.lossy, *self.faulty))
-        brokers = [name for name in lost if self._cell.manifest.broker(name) is not None]
-        return len(brokers) > self._cell.manifest.f
+        return sum(manifest.broker(name) is not None for name in lost) > manifest.f
 
     def damage(self, node: NodeId) -> None:
         """Damage a running node's disk: the node forgets everything at its next restart."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.crypto.session import encode_parcel
 from quorumcast.faults.cell.entry import Role
-from quorumcast.sim.cell.cells import broker_names, make_simulated_cell, operator_of
+from quorumcast.sim.cell.cells import Cell, broker_names, make_simulated_cell, operator_of
 from quorumcast.sim.cell.epochs import (
     STEPS,
     Members,
@@ -25,13 +26,13 @@ from quorumcast.sim.cell.harm import entry_of
 from quorumcast.sim.cell.judges.bounds import bounds_of
 from quorumcast.sim.cell.judges.checkers import safety_checkers
 from quorumcast.sim.cell.judges.documents import SoundCourt, examine_manifests, examine_quorums
-from quorumcast.sim.cell.judges.facts import may_publish
+from quorumcast.sim.cell.judges.facts import CellFacts, may_publish
 from quorumcast.sim.cell.judges.promises import SharedEvidence, promised
 from quorumcast.sim.cell.judges.subscriptions import examine_subscriptions
 from quorumcast.sim.cell.judges.upkeep import Upkeep
 from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.world import CellWorld
-from quorumcast.sim.kernel.judging import Promise
+from quorumcast.sim.kernel.judging import Checker, Promise
 from quorumcast.sim.kernel.plan import Act
 from quorumcast.sim.kernel.run import Run
 
@@ -70,38 +71,26 @@ class CellRun(Run[CellPlan, CellWorld]):
     """The execution of one plan for a cell."""
 
     def __init__(self, plan: CellPlan) -> None:
-        clients = (*plan.publishers, *plan.subscribers)
-        pool = cell = make_simulated_cell(
-            plan.brokers + plan.newcomers, plan.f, plan.channels, clients
-        )
-        operated = plan.newcomers > 0 or any(act.what in STEPS for act in plan.acts)
-        if operated:
-            cell = first_epoch(pool, plan.brokers)
-        if any(act.what == "rotate" for act in plan.acts):
-            cell = own_keyrings(cell)
         # A generator of its own, so that documents do not change the rest of the run.
         self._rng = random.Random(f"documents {plan.seed}")
+        #: The cell, or the one in which publishers are, with all brokers that it may ever have.
+        self.pool = self.make_pool(plan)
+        operated = plan.newcomers > 0 or any(act.what in STEPS for act in plan.acts)
+        cell = first_epoch(self.pool, plan.brokers) if operated else self.pool
+        if any(act.what == "rotate" for act in plan.acts):
+            cell = own_keyrings(cell)
         checkers = [*safety_checkers(gaps_allowed=plan.gaps_allowed), SoundCourt(self._rng)]
-        world = CellWorld(
-            cell,
-            plan.seed,
-            plan.weather,
-            checkers,
-            sync_ms=plan.sync_ms,
-            coalesce_ms=plan.coalesce_ms,
-            most_faulty=max([plan.f, *(a.amount for a in plan.acts if a.what == "faults")]),
-        )
+        world = self.make_world(plan, cell, checkers)
         world.facts.gaps_allowed = plan.gaps_allowed
         world.facts.is_honest = is_honest(plan)
         late = [act.node for act in plan.acts if act.what == "faults" and act.node]
         world.facts.honest_yet = dict.fromkeys(late)
-        amounts = [act.amount for act in plan.acts if act.what == "retain"]
-        super().__init__(plan, world, bounds_of(pool.manifest, max(amounts, default=0)))
+        super().__init__(plan, world, self.make_bounds(plan))
         self._members: Members | None = None
         if operated:
             waits = not plan.policy.total
             self._members = Members(
-                world, pool.manifest, waits_for_new=waits, corrupt=self._corrupt_late
+                world, self.pool.manifest, waits_for_new=waits, corrupt=self._corrupt_late
             )
         #: Subscribers that read a channel from its oldest publication on as soon as something on it
         #: is acknowledged.
@@ -110,6 +99,34 @@ class CellRun(Run[CellPlan, CellWorld]):
         #: Number of publications so far, which makes their contents distinct.
         self._count = 0
         self._bodies = world.scheduler.fork("bodies")
+
+    # ------------------------------------- what a family of cells may replace
+
+    def make_pool(self, plan: CellPlan) -> Cell:
+        """The cell of a plan, with all brokers that it may ever have."""
+        clients = (*plan.publishers, *plan.subscribers)
+        return make_simulated_cell(plan.brokers + plan.newcomers, plan.f, plan.channels, clients)
+
+    def make_world(
+        self, plan: CellPlan, cell: Cell, checkers: Sequence[Checker[CellFacts]]
+    ) -> CellWorld:
+        """The world of a plan, without nodes."""
+        return CellWorld(
+            cell,
+            plan.seed,
+            plan.weather,
+            checkers,
+            sync_ms=plan.sync_ms,
+            coalesce_ms=plan.coalesce_ms,
+            most_faulty=max([plan.f, *(a.amount for a in plan.acts if a.what == "faults")]),
+        )
+
+    def make_bounds(self, plan: CellPlan) -> Mapping[str, int]:
+        """The largest size of every container of a machine."""
+        amounts = [act.amount for act in plan.acts if act.what == "retain"]
+        return bounds_of(self.pool.manifest, max(amounts, default=0))
+
+    # ---------------------------------------------------------------- the run
 
     def prepare(self) -> None:
         if self.plan.documents:
@@ -174,7 +191,7 @@ class CellRun(Run[CellPlan, CellWorld]):
 
     def crash(self, act: Act) -> None:
         world, now = self.world, self.world.scheduler.now
-        is_broker = world.cell.manifest.broker(act.node) is not None
+        is_broker = world.cell_of(act.node).manifest.broker(act.node) is not None
         if is_broker and act.what == "crash" and not self.plan.policy.journal:
             # It restarts without memory and may contradict what it vouched for.
             world.adversary.declare(act.node, "amnesia")
@@ -182,8 +199,8 @@ class CellRun(Run[CellPlan, CellWorld]):
         world.facts.stopped(act.node, now)
         if is_broker:
             world.facts.forgot_at = now
-        if world.adversary.has_lost_contents():
-            world.facts.lost_at = now
+        if world.adversary.has_lost_contents(act.node):
+            world.facts.lost_contents(act.node, now)
 
     def act(self, act: Act) -> None:
         world = self.world

@@ -91,9 +91,9 @@ class CellWorld(World[CellFacts]):
         )
         self.cell = cell
         adversary = CellAdversary(
-            cell, self.scheduler, self.network, self.nodes, most_faulty=most_faulty
+            self.cell_of, self.scheduler, self.network, self.nodes, most_faulty=most_faulty
         )
-        facts = CellFacts(cell.manifest, adversary)
+        facts = self.make_facts(adversary)
         facts.ordered = self._ordered
         facts.holds = self._holds
         facts.on_disk = lambda node, kind, owner: self.nodes[node].disk.held(kind, owner)
@@ -109,12 +109,14 @@ class CellWorld(World[CellFacts]):
         )
         #: Makes the machine of a broker at each of its starts.
         self.make_broker: Callable[[NodeId], Broker] = lambda name: Broker(
-            self.cell.manifest, self.cell.keyrings[name], life=self.next_life(name)
+            self.cell_of(name).manifest,
+            self.cell_of(name).keyrings[name],
+            life=self.next_life(name),
         )
         #: What a publisher or subscriber reads at each of its starts.
         self.read_manifest: Callable[[NodeId], tuple[Manifest, Keyring]] = lambda name: (
-            self.cell.manifest,
-            self.cell.keyrings[name],
+            self.cell_of(name).manifest,
+            self.cell_of(name).keyrings[name],
         )
         #: Called when a broker's machine asks to adopt the next epoch.
         self.on_adopt: Callable[[NodeId, Adopt], None] = lambda name, effect: None
@@ -122,6 +124,14 @@ class CellWorld(World[CellFacts]):
         self.on_acknowledged: Callable[[Channel], None] = lambda channel: None
         #: Number of starts of each broker.
         self._lives: Counter[NodeId] = Counter()
+
+    def cell_of(self, node: NodeId) -> Cell:
+        """The cell in which a node serves, publishes or subscribes."""
+        return self.cell
+
+    def make_facts(self, adversary: CellAdversary) -> CellFacts:
+        """The record of what happens in this world."""
+        return CellFacts(self.cell.manifest, adversary)
 
     def next_life(self, name: NodeId) -> bytes:
         """The identifier of a broker's next life."""
@@ -131,13 +141,14 @@ class CellWorld(World[CellFacts]):
     # ------------------------------------------------------------ nodes
 
     def add_brokers(self) -> None:
-        """Add every broker of the manifest; each calls those after it."""
-        brokers = self.cell.manifest.broker_ids
-        for name in brokers:
-            self.add_broker(name, ())
-        for index, caller in enumerate(brokers):
-            for callee in brokers[index + 1 :]:
-                self.network.connect(caller, callee)
+        """Add every broker of every cell; each calls those after it."""
+        for cell in self.facts.cells():
+            brokers = cell.broker_ids
+            for name in brokers:
+                self.add_broker(name, ())
+            for index, caller in enumerate(brokers):
+                for callee in brokers[index + 1 :]:
+                    self.network.connect(caller, callee)
 
     def add_broker(self, name: NodeId, linked: Collection[NodeId]) -> None:
         """Add a broker that these nodes call."""
@@ -162,7 +173,7 @@ class CellWorld(World[CellFacts]):
                 self.scheduler.after(0, lambda: self._resubmit(name))
             return Publisher(*self.read_manifest(name), incarnation)
 
-        self.add(name, make, self.cell.manifest.broker_ids)
+        self.add(name, make, self.cell_of(name).manifest.broker_ids)
 
     def add_subscriber(self, name: NodeId) -> None:
         """Add a subscriber."""
@@ -171,7 +182,7 @@ class CellWorld(World[CellFacts]):
             self.facts.evidence.pop(name, None)
             return Subscriber(*self.read_manifest(name))
 
-        self.add(name, make, self.cell.manifest.broker_ids)
+        self.add(name, make, self.cell_of(name).manifest.broker_ids)
 
     def _check_begun(self, name: NodeId, broker: NodeId, channel: Channel) -> None:
         """Record who has answered, and the start of a subscription if enough brokers have.
@@ -206,7 +217,7 @@ class CellWorld(World[CellFacts]):
     def _ordered(self, order: Stream) -> int:
         """The last number of a stream, or position of a channel, that any correct broker has."""
         last = 0
-        for name in self.facts.manifest.broker_ids:
+        for name in [name for cell in self.facts.cells() for name in cell.broker_ids]:
             machine = self.nodes[name].machine if name in self.nodes else None
             served = machine.served(order) if isinstance(machine, Broker) else None
             if served is not None and self.adversary.is_correct(name):
@@ -232,7 +243,7 @@ class CellWorld(World[CellFacts]):
         if not node.up or not isinstance(machine, Publisher):
             return
         for stream, published in list(self.facts.published.items()):
-            there = self.facts.manifest.channel(stream.channel) is not None
+            there = self.facts.manifest_of(publisher).channel(stream.channel) is not None
             if stream.publisher == publisher and stream.line is not None and there:
                 count = machine.published(stream.channel)
                 bodies = tuple(body for body, _ in published[count:])
@@ -278,7 +289,7 @@ class CellWorld(World[CellFacts]):
         """Its application goes on: the machine asks brokers for what it missed, as clients do."""
         node = self.nodes[subscriber]
         if node.listen():
-            for broker in self.facts.manifest.broker_ids:
+            for broker in self.facts.manifest_of(subscriber).broker_ids:
                 if self.network.talk(subscriber, broker):
                     node.connected(broker)
 
@@ -295,7 +306,7 @@ class CellWorld(World[CellFacts]):
                 if reader.placed is not None:
                     contents = label(stream, number) + body
                     request = Prove(total_order(channel), reader.position, contents)
-                if self.cell.manifest.hash(request.contents) == digest:
+                if self.cell_of(subscriber).manifest.hash(request.contents) == digest:
                     self.nodes[subscriber].feed(request)
 
     def recall(self, subscriber: NodeId, channel: Channel, count: int) -> None:
@@ -327,7 +338,7 @@ class CellWorld(World[CellFacts]):
         self.adversary.injected += 1
 
         def check() -> None:
-            if all(self._caught_up(name) for name in self.facts.manifest.broker_ids):
+            if all(self._caught_up(name) for name in self.facts.manifest_of(broker).broker_ids):
                 self.restart_in_turn(others, pause_ms, then, wipe=wipe)
             else:
                 self.scheduler.after(pause_ms, check)

@@ -73,11 +73,11 @@ class Lies:
             self._judge(facts, segment, said)
 
     def _judge(self, facts: CellFacts, segment: _Segment, said: dict[NodeId, list[bytes]]) -> None:
-        f = max(manifest.f for manifest in facts.manifests.values())
         truths = [roots[0] for broker, roots in said.items() if facts.adversary.is_correct(broker)]
         for broker, roots in said.items():
             if facts.adversary.is_correct(broker):
                 continue
+            f = max(manifest.f for manifest in facts.manifests_of(broker))
             contradicts_itself = any(root != roots[0] for root in roots)
             outvoted = (
                 segment.basis is Basis.SETTLED
@@ -90,7 +90,7 @@ class Lies:
     def _on_bodies(
         self, facts: CellFacts, sender: NodeId, send: Send, message: Vote | Contents
     ) -> None:
-        digests = b"".join(facts.manifest.hash(body) for body in send.bodies)
+        digests = b"".join(map(facts.manifest_of(sender).hash, send.bodies))
         if digests == message.digests:
             return
         for reader in send.to:
@@ -101,7 +101,7 @@ class Lies:
             if not upto:
                 continue
             # It ignores contents beyond its vote window as well.
-            entry = facts.manifest.channel(message.stream.channel)
+            entry = facts.manifest_of(sender).channel(message.stream.channel)
             window = 0 if entry is None else entry.policy.limits.vote_window
             last = message.first + len(send.bodies) - 1
             if upto < message.first and last <= upto + window:

@@ -73,9 +73,10 @@ class Relevance(EffectChecker):
             facts.violate(self.name, f"{node} accepted {stream} {effect.number} unsubscribed")
         if stream.lane is not Lane.DATA:
             facts.violate(self.name, f"{node} handed a history to its application: {stream}")
-        if not may_subscribe(facts.manifest, node, stream.channel):
+        if not may_subscribe(facts.manifest_of(node), node, stream.channel):
             facts.violate(self.name, f"{node} reads {stream.channel} without the right")
-        if not may_publish(facts.manifest, stream.publisher, stream.channel):
+        publisher = stream.publisher
+        if not may_publish(facts.manifest_of(publisher), publisher, stream.channel):
             facts.violate(self.name, f"{node} accepted {stream}, whose publisher has no right")
 
 
@@ -94,7 +95,7 @@ class NoDisclosure(EffectChecker):
     watches = DISCLOSING | INTERNAL
 
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Send) -> None:
-        message, manifest = effect.message, facts.manifest
+        message, manifest = effect.message, facts.manifest_of(node)
         clients = [peer for peer in effect.to if manifest.client(peer) is not None]
         channel = channel_of(message) if clients else None
         # The broker may be in any of the epochs, and a channel may be deleted in a later one.
@@ -102,7 +103,7 @@ class NoDisclosure(EffectChecker):
             if type(message) in INTERNAL:
                 facts.violate(self.name, f"{node} shows {peer} a {type(message).__name__}")
             elif channel is not None and not any(
-                may_subscribe(epoch, peer, channel) for epoch in facts.manifests.values()
+                may_subscribe(epoch, peer, channel) for epoch in facts.manifests_of(node)
             ):
                 facts.violate(self.name, f"{node} shows {peer} what is on {channel}")
 
@@ -118,7 +119,7 @@ class Authenticity(EffectChecker):
         contents = effect.body
         if effect.position:
             contents = label(effect.stream, effect.number) + contents
-        if facts.manifest.hash(contents) != effect.digest:
+        if facts.manifest_of(node).hash(contents) != effect.digest:
             facts.violate(self.name, f"{node} accepted {what} with contents of another digest")
         if not facts.adversary.is_correct(effect.stream.publisher):
             return
@@ -188,7 +189,7 @@ class Fifo(EffectChecker):
         lies = not facts.adversary.is_correct(effect.stream.publisher)
         if not isinstance(effect, DeliverGap) or self._gaps_allowed or lies:
             return
-        if effect.upto > facts.let_go(effect.stream):
+        if effect.upto > facts.let_go(effect.stream, node):
             facts.violate(
                 self.name,
                 f"{node} gave up {effect.stream} {effect.first} to {effect.upto}, "
@@ -261,13 +262,13 @@ class OneStory(EffectChecker):
         teller = (node, facts.disk_of(node), type(message))
         if isinstance(message, Offer) and not message.stream.spoken_by(node):
             return  # a broker may forward both offers that an equivocating publisher signed
-        for place, value in self._places(facts, message):
+        for place, value in self._places(facts, node, message):
             if self._told.setdefault((*teller, *place), value) != value:
                 what = type(message).__name__
                 facts.violate(self.name, f"{node} says {what} twice about {place}, and differently")
 
     def _places(
-        self, facts: CellFacts, message: Message
+        self, facts: CellFacts, node: NodeId, message: Message
     ) -> Iterator[tuple[tuple[object, ...], object]]:
         match message:
             case Echo(stream=stream, first=first, run=run) | Ready(stream, first, run):
@@ -278,7 +279,7 @@ class OneStory(EffectChecker):
                 yield (log, regency, instance), batch
             case Publish() | Offer() | Vote():
                 stream = message.stream
-                entry = facts.manifest.channel(stream.channel)
+                entry = facts.manifest_of(node).channel(stream.channel)
                 if isinstance(message, Vote) and (entry is None or entry.policy.has_history):
                     return  # a history may correct a broker
                 for number, digest in enumerate(split_digests(message.digests), message.first):
@@ -305,10 +306,10 @@ class Vouching(EffectChecker):
         if not isinstance(message, Publish | ChainRun | Vote | Contents | Regained | Offer):
             return
         digests, stream = split_digests(message.digests), message.stream
-        if effect.bodies and list(map(facts.manifest.hash, effect.bodies)) != digests:
+        if effect.bodies and list(map(facts.manifest_of(node).hash, effect.bodies)) != digests:
             facts.violate(self.name, f"{node} sends other contents of {stream} than it names")
         published = facts.published.get(stream)
-        entry = facts.manifest.channel(stream.channel)
+        entry = facts.manifest_of(node).channel(stream.channel)
         if published is None or entry is None or entry.policy.total:
             return
         for number, digest in enumerate(digests, message.first):
@@ -320,7 +321,7 @@ class Vouching(EffectChecker):
     def _digest(self, facts: CellFacts, stream: Stream, number: int) -> Digest:
         known = self._digests.get((stream, number))
         if known is None:
-            known = facts.manifest.hash(facts.published[stream][number - 1][0])
+            known = facts.manifest_of(stream.publisher).hash(facts.published[stream][number - 1][0])
             self._digests[stream, number] = known
         return known
 
@@ -374,16 +375,16 @@ class Acknowledgement(EffectChecker):
             facts.violate(self.name, f"{node} was told that {effect.upto} of its {count} are safe")
         holders = [
             broker
-            for broker in dict.fromkeys(b for m in facts.manifests.values() for b in m.broker_ids)
+            for broker in dict.fromkeys(b for m in facts.manifests_of(node) for b in m.broker_ids)
             if facts.held.get((effect.stream, broker), 0) >= effect.upto
         ]
-        if len(holders) < self._needed(facts, effect.stream):
+        if len(holders) < self._needed(facts, node, effect.stream):
             held = ", ".join(holders) or "nobody"
             facts.violate(self.name, f"{node} was told that {effect.upto} are safe with {held}")
 
-    def _needed(self, facts: CellFacts, stream: Stream) -> int:
+    def _needed(self, facts: CellFacts, node: NodeId, stream: Stream) -> int:
         # The publisher may be in any of the epochs.
-        return min(self._needed_in(manifest, stream) for manifest in facts.manifests.values())
+        return min(self._needed_in(manifest, stream) for manifest in facts.manifests_of(node))
 
     def _needed_in(self, manifest: Manifest, stream: Stream) -> int:
         quorums, channel = manifest.quorums, manifest.channel(stream.channel)

@@ -232,6 +232,28 @@ class CellFacts(kernel.Facts):
         """The number of disks that a node has lost."""
         return self.lost_disks.get(node, 0)
 
+    # ------------------------------------------------------------- cells
+
+    def cells(self) -> Sequence[Manifest]:
+        """The present manifest of every cell; the first is the cell of the publishers."""
+        return (self.manifest,)
+
+    def manifest_of(self, node: NodeId) -> Manifest:
+        """The present manifest of the cell in which a node serves, publishes or subscribes."""
+        return self.manifest
+
+    def manifests_of(self, node: NodeId) -> Collection[Manifest]:
+        """The manifests of all epochs of that cell so far."""
+        return self.manifests.values()
+
+    def lost_before(self, node: NodeId) -> int:
+        """Last time at which a node's cell, or one above it, may have lost contents; -1: never."""
+        return self.lost_at
+
+    def lost_contents(self, node: NodeId, now: Millis) -> None:
+        """More than f brokers of a node's cell have lost their contents by now."""
+        self.lost_at = now
+
     def renew(self, manifest: Manifest) -> None:
         """Take note of the next epoch's manifest."""
         self.manifest = self.manifests[manifest.epoch] = manifest
@@ -245,11 +267,12 @@ class CellFacts(kernel.Facts):
             for entry in self.manifest.channels:
                 for stream in (*self.published, total_order(entry.name)):
                     if stream.channel == entry.name:
-                        self._discarded[stream] = self._beyond_limits(stream)
+                        publisher = stream.publisher
+                        self._discarded[stream] = self._beyond_limits(stream, publisher)
             self._oldest_epoch = epoch
 
-    def retained(self, channel: Channel) -> int:
-        """The smallest number of retained publications by which a correct broker may go."""
+    def retained(self, channel: Channel, node: NodeId) -> int:
+        """The smallest number of retained publications by which brokers before a node may go."""
         epochs = [m for epoch, m in self.manifests.items() if epoch >= self._oldest_epoch]
         entries = [found for epoch in epochs if (found := epoch.channel(channel)) is not None]
         return min(entry.policy.limits.retained_publications for entry in entries)
@@ -275,7 +298,7 @@ class CellFacts(kernel.Facts):
         self.places = {at: n for at, n in self.places.items() if at[0].channel != channel}
 
     def signed_in(self, statements: Sequence[Signed]) -> Manifest:
-        """The latest epoch in which one of these statements was signed."""
+        """The manifest of the latest epoch in which one of these statements was signed."""
         found = [parse_statement(signed.payload) for signed in statements]
         latest = max((said.epoch for said in found if said is not None), default=-1)
         return self.manifests.get(latest, self.manifest)
@@ -335,7 +358,7 @@ class CellFacts(kernel.Facts):
         """A subscriber that has not begun has heard from all brokers but these."""
         reader = self._current.get((node, channel))
         if reader is not None and reader.past is not None and reader.standing_at is None:
-            heard = [name for name in self.manifest.broker_ids if name not in silent]
+            heard = [name for name in self.manifest_of(node).broker_ids if name not in silent]
             reader.past.answered = dict.fromkeys(heard)
 
     def begun(
@@ -350,21 +373,21 @@ class CellFacts(kernel.Facts):
             reader.standing_at = now
             reader.before = self.reached.copy()
             reader.ordered = self.ordered(total_order(channel))
-            reader.retained = self.retained(channel)
+            reader.retained = self.retained(channel, node)
             reader.discarded = self._discarded.copy()
             if reader.past is not None:
                 reader.past.ends = dict(ends or {})
-                reader.past.lost_at = self.lost_at
-                reader.past.unreliable = self._unreliable(channel)
+                reader.past.lost_at = self.lost_before(node)
+                reader.past.unreliable = self._unreliable(channel, node)
                 self._note_end(reader)
 
-    def _unreliable(self, channel: Channel) -> dict[NodeId, None]:
+    def _unreliable(self, channel: Channel, node: NodeId) -> dict[NodeId, None]:
         """Brokers that are faulty, or have lost contents and may not have got them back."""
-        entry = self.manifest.channel(channel)
+        entry = self.manifest_of(node).channel(channel)
         found = dict.fromkeys((*self.adversary.faulty, *self.restarting[:1]))
         if entry is None or not (entry.policy.total and entry.policy.journal):
             found |= self.adversary.lossy  # no journal has the contents
-        brokers = {name: None for m in self.manifests.values() for name in m.broker_ids}
+        brokers = {name: None for m in self.manifests_of(node) for name in m.broker_ids}
         return {name: None for name in found if name in brokers}
 
     def _note_end(self, reader: Reader) -> None:
@@ -401,7 +424,7 @@ class CellFacts(kernel.Facts):
                 reader = self.reader(node, stream.channel)
                 if reader is not None:
                     reader.gaps.setdefault(stream, []).append((first, upto))
-                    excused = min(upto, self.let_go(stream, reader))
+                    excused = min(upto, self.let_go(stream, node, reader))
                     if first <= excused:
                         reader.excused.setdefault(stream, []).append((first, excused))
                     self._note_end(reader)
@@ -448,7 +471,8 @@ class CellFacts(kernel.Facts):
         Its allowance cannot be used up before so much time has passed. Where f brokers are enough
         for a publisher to go on, they may know nothing of the reader.
         """
-        entry = self.manifest.channel(stream.channel)
+        manifest = self.manifest_of(reader.node)
+        entry = manifest.channel(stream.channel)
         if entry is None or reader.standing_at is None or not reader.waited_for:
             return False
         wait_ms = entry.policy.limits.wait_ms
@@ -456,42 +480,44 @@ class CellFacts(kernel.Facts):
         return (
             self.clock() - since < wait_ms
             and self.forgot_at < since
-            and self.manifest.quorums.responders > self.manifest.f
+            and manifest.quorums.responders > manifest.f
             and self.adversary.is_correct(stream.publisher)
         )
 
-    def let_go(self, stream: Stream, reader: Reader | None = None) -> int:
-        """The last number that correct brokers may have discarded by now.
+    def let_go(self, stream: Stream, node: NodeId, reader: Reader | None = None) -> int:
+        """The last number that correct brokers before a node may have discarded by now.
 
         They keep the newest `retained_publications` over all lives of a publisher, even of a lying
         one. On channels without total order they may also have lost publications from before too
         many of them restarted.
         """
-        entry = self.manifest.channel(stream.channel)
+        entry = self.manifest_of(node).channel(stream.channel)
         if entry is None:
             return MAX_NUMBER  # the channel was deleted
         if stream.publisher == CELL:
-            return self._beyond_limits(stream)
+            return self._beyond_limits(stream, node)
         if self.gaps_allowed:
             return MAX_NUMBER
-        lost = sum(when <= self.lost_at for _, when in self.published.get(stream, ()))
+        lost_at = self.lost_before(node)
+        lost = sum(when <= lost_at for _, when in self.published.get(stream, ()))
         if reader is not None and self._is_waited_for(reader, stream):
             return lost
-        return max(self._beyond_limits(stream), lost)
+        return max(self._beyond_limits(stream, node), lost)
 
-    def _beyond_limits(self, stream: Stream) -> int:
-        """The last number that retention may have removed by now."""
+    def _beyond_limits(self, stream: Stream, node: NodeId) -> int:
+        """The last number that retention may have removed before a node by now."""
         discarded = self._discarded.get(stream, 0)
+        retained = self.retained(stream.channel, node)
         if stream.publisher == CELL:
-            return max(discarded, self.ordered(stream) - self.retained(stream.channel))
+            return max(discarded, self.ordered(stream) - retained)
         lives = (stream, *self.later_lives(stream))
         if self.adversary.is_correct(stream.publisher):
             top = sum(len(self.published.get(life, ())) for life in lives)
         else:
-            entry = self.manifest.channel(stream.channel)
+            entry = self.manifest_of(stream.publisher).channel(stream.channel)
             window = 0 if entry is None else entry.policy.limits.window
             top = sum(self._top_of_liar(life) + window for life in lives)
-        return max(discarded, top - self.retained(stream.channel))
+        return max(discarded, top - retained)
 
     def _top_of_liar(self, stream: Stream) -> int:
         """The last number of a lying publisher's stream that subscribers or brokers have.
@@ -513,7 +539,7 @@ class CellFacts(kernel.Facts):
 
     def had_gone(self, reader: Reader, stream: Stream, number: int) -> bool:
         """Whether brokers no longer had to retain a number when a reader began."""
-        entry = self.manifest.channel(stream.channel)
+        entry = self.manifest_of(reader.node).channel(stream.channel)
         if entry is None or reader.standing_at is None:
             return False
         lives = (stream, *self.later_lives(stream))
@@ -524,12 +550,12 @@ class CellFacts(kernel.Facts):
             discarded = reader.discarded.get(total_order(stream.channel), 0)
         return place <= max(discarded, top - reader.retained)
 
-    def was_lost(self, stream: Stream, number: int) -> bool:
-        """Whether more than f brokers have lost their contents since a number was published."""
+    def was_lost(self, stream: Stream, number: int, node: NodeId) -> bool:
+        """Whether brokers before a node may have lost a number since it was published."""
         published = self.published.get(stream, ())
         when = published[number - 1][1] if number <= len(published) else 0
         lies = not self.adversary.is_correct(stream.publisher)
-        return when <= max(self.lost_at, self.held_up_at if lies else -1)
+        return when <= max(self.lost_before(node), self.held_up_at if lies else -1)
 
     def kept(self, stream: Stream) -> int:
         """The last number that correct brokers spread among each other without the publisher.
@@ -538,14 +564,15 @@ class CellFacts(kernel.Facts):
         where n = 2f+1, or where only a history would have settled it, a publication acknowledged
         right before its publisher crashed may reach only some subscribers.
         """
-        entry = self.manifest.channel(stream.channel)
+        manifest = self.manifest_of(stream.publisher)
+        entry = manifest.channel(stream.channel)
         if entry is None or not entry.policy.live:
             return 0
-        policy, quorums = entry.policy, self.manifest.quorums
+        policy, quorums = entry.policy, manifest.quorums
         final = self.settled if policy.has_history else self.held
         holders = sorted(
             final.get((stream, broker), 0)
-            for broker in self.manifest.broker_ids
+            for broker in manifest.broker_ids
             if self.adversary.is_correct(broker) and broker not in self.adversary.lossy
         )
         needed = quorums.one_correct
@@ -583,7 +610,7 @@ class CellFacts(kernel.Facts):
     def settled_by_any(self, stream: Stream) -> int:
         """The last number that some correct broker acknowledged as settled by a history."""
         settled = [upto for (known, _), upto in self.settled.items() if known == stream]
-        entry = self.manifest.channel(stream.channel)
+        entry = self.manifest_of(stream.publisher).channel(stream.channel)
         return max(settled, default=0) if entry is not None and entry.policy.has_history else 0
 
     def deliveries(self) -> int:

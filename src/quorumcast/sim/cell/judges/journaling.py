@@ -37,7 +37,7 @@ class Journaled(EffectChecker):
         self._found: dict[tuple[object, ...], None] = {}
 
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Send | Persist) -> None:
-        if facts.manifest.broker(node) is None:
+        if facts.manifest_of(node).broker(node) is None:
             return
         if isinstance(effect, Persist):
             if isinstance(effect.record, Vouched | Attested):
@@ -59,7 +59,7 @@ class Journaled(EffectChecker):
                 ):
                     self._segment(facts, node, said)
             case Write() | Accept() as vote:
-                terms = facts.manifest.logs.get(vote.log)
+                terms = facts.manifest_of(node).logs.get(vote.log)
                 place = (node, facts.disk_of(node), vote)
                 if terms is not None and terms.durable and place not in self._found:
                     self._found[place] = None
@@ -71,7 +71,7 @@ class Journaled(EffectChecker):
         self, facts: CellFacts, node: NodeId, stream: Stream, number: int, value: bytes
     ) -> bool:
         """Whether a value is journaled on this channel and is sent for the first time."""
-        entry = facts.manifest.channel(stream.channel)
+        entry = facts.manifest_of(node).channel(stream.channel)
         if entry is None or not entry.policy.journal or entry.policy.total:
             return False
         place = (node, facts.disk_of(node), stream, number, value)
@@ -85,7 +85,7 @@ class Journaled(EffectChecker):
         if not isinstance(held, Vouched | Attested):
             return
         lies = not facts.adversary.is_correct(record.stream.publisher)
-        entry = facts.manifest.channel(record.stream.channel)
+        entry = facts.manifest_of(node).channel(record.stream.channel)
         # An echo binds for ever; elsewhere the cell may settle what a lying publisher told others.
         history = record.stream.lane is Lane.HISTORY
         binds = (

@@ -39,12 +39,12 @@ class TotalOrder(EffectChecker):
             case DeliverGap(stream=stream, first=first, upto=upto) if stream.publisher == CELL:
                 self._step(facts, node, stream.channel, first, upto)
             case Recalled(found=None, channel=channel, position=position):
-                if position > facts.let_go(total_order(channel)):
+                if position > facts.let_go(total_order(channel), node):
                     facts.violate(self.name, f"{node} was told that {channel} {position} is gone")
             case Recalled(found=found):
                 self._recall(facts, node, found)
             case Deliver(stream=stream):
-                entry = facts.manifest.channel(stream.channel)
+                entry = facts.manifest_of(node).channel(stream.channel)
                 if effect.position:
                     self._place(facts, node, effect)
                     self._step(facts, node, stream.channel, effect.position, effect.position)

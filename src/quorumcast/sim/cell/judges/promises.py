@@ -47,7 +47,8 @@ def _correct_streams(facts: CellFacts) -> list[tuple[Stream, int]]:
     for stream, published in facts.published.items():
         if not facts.adversary.is_correct(stream.publisher):
             continue
-        if not may_publish(facts.manifest, stream.publisher, stream.channel):
+        publisher = stream.publisher
+        if not may_publish(facts.manifest_of(publisher), publisher, stream.channel):
             continue
         if stream not in facts.ended:
             found.append((stream, len(published)))
@@ -69,7 +70,8 @@ class Validity:
             for reader in facts.present():
                 if reader.channel != stream.channel:
                     continue
-                if not may_subscribe(facts.manifest, reader.node, reader.channel):
+                manifest = facts.manifest_of(reader.node)
+                if not may_subscribe(manifest, reader.node, reader.channel):
                     continue
                 due = _first_due(facts, reader, stream)
                 missing = [] if due is None else facts.missing(reader, stream, due, count)
@@ -101,7 +103,7 @@ class RetainedPast:
                 if stream in facts.ended:
                     safe = min(safe, facts.kept(stream))
                 for number in facts.missing(reader, stream, 1, safe):
-                    if facts.was_lost(stream, number):
+                    if facts.was_lost(stream, number, reader.node):
                         continue
                     if not facts.had_gone(reader, stream, number):
                         return f"{reader} reads from the oldest on and lacks {stream} {number}"
@@ -139,7 +141,7 @@ class SubscriptionsStand:
     def pending(self, facts: CellFacts) -> str | None:
         for reader in facts.present():
             if reader.standing_at is None and may_subscribe(
-                facts.manifest, reader.node, reader.channel
+                facts.manifest_of(reader.node), reader.node, reader.channel
             ):
                 return f"{reader} still does not know where its streams begin"
         return None
@@ -212,7 +214,7 @@ class Totality:
                 lacking = [
                     number
                     for number in facts.missing(reader, stream, due, upto)
-                    if number in accepted and not facts.was_lost(stream, number)
+                    if number in accepted and not facts.was_lost(stream, number, reader.node)
                 ]
                 if len(lacking) > self._slack:
                     return f"{reader} has not accepted {stream} {lacking[0]}, which others have"
@@ -263,20 +265,17 @@ class SharedEvidence:
 
     def pending(self, facts: CellFacts) -> str | None:
         told = {(node, holder(accuse.evidence.accused)) for node, accuse in facts.accusations}
-        brokers = [
-            name
-            for name in facts.manifest.broker_ids
-            if facts.adversary.is_correct(name) and self._nodes[name].up
-        ]
         for node, held in facts.evidence.items():
             if not self._nodes[node].up:
                 continue
+            manifest = facts.manifest_of(node)
             for accused, evidence in held.items():
                 across = evidence.kind is not EvidenceKind.OUTVOTED
-                if flaw_of(evidence, facts.manifest, any_epoch=across):
+                if flaw_of(evidence, manifest, any_epoch=across):
                     continue
-                for broker in brokers:
-                    if (broker, accused) not in told:
+                for broker in manifest.broker_ids:
+                    is_due = facts.adversary.is_correct(broker) and self._nodes[broker].up
+                    if is_due and (broker, accused) not in told:
                         return f"{node} can prove that {accused} lied, and {broker} was not told"
         return None
 

@@ -36,19 +36,19 @@ class ReadToTheEnd(EffectChecker):
             past = reader.past
             if past is None or reader.standing_at is None or reader.until > 1:
                 continue  # a range ends at its own end (`Extracts`), unless it is empty
-            if not may_subscribe(facts.manifest, reader.node, reader.channel):
+            if not may_subscribe(facts.manifest_of(reader.node), reader.node, reader.channel):
                 continue  # it lost the right, or the channel was deleted
             for stream, upto in past.acknowledged.items():
                 # Subscribers drop the streams of publishers that lost the right.
                 if facts.adversary.is_correct(stream.publisher) and may_publish(
-                    facts.manifest, stream.publisher, stream.channel
+                    facts.manifest_of(stream.publisher), stream.publisher, stream.channel
                 ):
                     self._check(facts, reader, past, stream, upto)
 
     def _check(
         self, facts: CellFacts, reader: Reader, past: OwedPast, stream: Stream, upto: int
     ) -> None:
-        entry = facts.manifest.channel(stream.channel)
+        entry = facts.manifest_of(reader.node).channel(stream.channel)
         total = entry is not None and entry.policy.total
         got = reader.numbers.get(stream, {})
         lacking = dict.fromkeys(facts.missing(reader, stream, 1, upto))
@@ -74,7 +74,7 @@ class ReadToTheEnd(EffectChecker):
     ) -> bool:
         if facts.had_gone(reader, stream, number):
             return False  # retention
-        entry = facts.manifest.channel(stream.channel)
+        entry = facts.manifest_of(reader.node).channel(stream.channel)
         if entry is None:
             return False
         if not (entry.policy.total and entry.policy.journal):
@@ -86,14 +86,14 @@ class ReadToTheEnd(EffectChecker):
             for broker in past.answered
             if broker not in past.unreliable and past.held.get((stream, broker), 0) >= number
         ]
-        epochs = facts.manifests.values()
+        epochs = facts.manifests_of(reader.node)
         enough = max(1 if entry.policy.crash_only else m.quorums.one_correct for m in epochs)
         if len(vouching) >= enough:
             return True
         waited = (reader.standing_at or 0) - reader.joined_at >= PATIENCE_MS
         if waited and any(
             facts.adversary.is_correct(broker) and broker not in past.answered
-            for broker in facts.manifest.broker_ids
+            for broker in facts.manifest_of(reader.node).broker_ids
         ):
             return False  # too few brokers that knew of it answered in time
         return all(self._is_heard(m, stream, len(past.unreliable)) for m in epochs)

@@ -58,7 +58,7 @@ class NoRefusal(EffectChecker):
             return
         if not isinstance(cause, Receive):
             return
-        if _of_another_epoch(facts, effect, cause.message):
+        if _of_another_epoch(facts, node, effect, cause.message):
             return
         if _may_be_altered(facts, effect.reason) or not all(map(correct, _quoted(cause.message))):
             return
@@ -84,7 +84,7 @@ class Justified(EffectChecker):
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Suspect) -> None:
         if self._first or (effect.reason in OF_LATENESS and not facts.is_honest):
             return
-        if effect.reason is Suspicion.BAD_VOUCHER and len(facts.manifests) > 1:
+        if effect.reason is Suspicion.BAD_VOUCHER and len(facts.manifests_of(node)) > 1:
             return
         named = (effect.node, *effect.among)
         may_be_altered = _may_be_altered(facts, effect.reason)
@@ -104,13 +104,14 @@ def _may_be_altered(facts: CellFacts, reason: enum.Enum) -> bool:
     return facts.wire_tapped and has_contents and reason in ALTERED
 
 
-def _of_another_epoch(facts: CellFacts, drop: Drop, message: Message) -> bool:
+def _of_another_epoch(facts: CellFacts, node: NodeId, drop: Drop, message: Message) -> bool:
     """Whether sender and receiver may be in different epochs."""
+    epochs = facts.manifests_of(node)
     if drop.reason is DropReason.WRONG_SENDER:
-        known = {manifest.broker(drop.sender) is None for manifest in facts.manifests.values()}
+        known = {epoch.broker(drop.sender) is None for epoch in epochs}
         return len(known) > 1
     bound = drop.reason in (DropReason.BAD_VOUCHER, DropReason.BAD_SIGNATURE)
-    return len(facts.manifests) > 1 and (bound or isinstance(message, Checkpoint))
+    return len(epochs) > 1 and (bound or isinstance(message, Checkpoint))
 
 
 def _quoted(message: Message) -> Iterator[NodeId]:

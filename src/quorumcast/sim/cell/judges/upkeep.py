@@ -25,6 +25,7 @@ from quorumcast.cell.serving.journal import Attested, Vouched
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.core.ids import CELL, EPOCHS, Channel, NodeId, Stream, split_digests
 from quorumcast.core.tally import Tally
+from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.log import Held
 from quorumcast.ordering.messages import Offer
 from quorumcast.ordering.offers import Stored
@@ -43,19 +44,23 @@ class Upkeep:
 
     def pending(self, facts: CellFacts) -> str | None:
         """The first broker that lags, and its lag, or None."""
-        brokers = {
-            name: self._nodes[name].machine
-            for name in facts.manifest.broker_ids
-            if facts.adversary.is_correct(name) and self._nodes[name].up
-        }
-        machines = {n: m for n, m in brokers.items() if isinstance(m, Broker)}
-        return (
-            self._executed(machines)
-            or self._deleted(facts, machines)
-            or self._replaced(facts, machines)
-            or self._retained(facts, machines)
-            or self._held(facts, machines)
-        )
+        for manifest in facts.cells():
+            brokers = {
+                name: self._nodes[name].machine
+                for name in manifest.broker_ids
+                if facts.adversary.is_correct(name) and self._nodes[name].up
+            }
+            machines = {n: m for n, m in brokers.items() if isinstance(m, Broker)}
+            lag = (
+                self._executed(machines)
+                or self._deleted(facts, machines)
+                or self._replaced(facts, machines)
+                or self._retained(facts, machines)
+                or self._held(facts, manifest, machines)
+            )
+            if lag is not None:
+                return lag
+        return None
 
     def _executed(self, brokers: Mapping[NodeId, Broker]) -> str | None:
         reach: dict[str, tuple[int, NodeId]] = {}
@@ -70,7 +75,10 @@ class Upkeep:
         return None
 
     def _deleted(self, facts: CellFacts, brokers: Mapping[NodeId, Broker]) -> str | None:
-        for name in brokers if len(facts.manifests) > 1 else ():
+        for name in brokers:
+            if len(facts.manifests_of(name)) == 1:
+                continue
+            manifest = facts.manifest_of(name)
             for record in self._nodes[name].disk.durable:
                 match record:
                     case Stored(offer=Offer(stream=Stream(channel=channel))):
@@ -79,7 +87,7 @@ class Upkeep:
                         pass
                     case _:
                         continue
-                if channel != EPOCHS.channel and facts.manifest.channel(channel) is None:
+                if channel != EPOCHS.channel and manifest.channel(channel) is None:
                     return f"{name} keeps {record.owner} {record.place} of a deleted channel"
         return None
 
@@ -106,14 +114,16 @@ class Upkeep:
 
     def _retained(self, facts: CellFacts, brokers: Mapping[NodeId, Broker]) -> str | None:
         """A broker that keeps more than an epoch with lower limits lets it."""
-        for name, broker in brokers.items() if len(facts.manifests) > 1 else ():
+        for name, broker in brokers.items():
+            if len(facts.manifests_of(name)) == 1:
+                continue
             kept: Counter[tuple[Channel, NodeId]] = Counter()
             for stream in broker.streams():
                 served = broker.served(stream)
                 if served is not None:
                     kept[stream.channel, stream.publisher] += len(served.carrier.ledger)
             for (channel, publisher), count in kept.items():
-                entry = facts.manifest.channel(channel)
+                entry = facts.manifest_of(name).channel(channel)
                 if entry is None:
                     continue
                 # With total order whole runs are dropped, and a run has at most a submission.
@@ -125,10 +135,12 @@ class Upkeep:
                     return f"{name} retains {count} on {channel} of {publisher}, at most {most} may"
         return None
 
-    def _held(self, facts: CellFacts, brokers: Mapping[NodeId, Broker]) -> str | None:
-        quorums = facts.manifest.quorums
+    def _held(
+        self, facts: CellFacts, manifest: Manifest, brokers: Mapping[NodeId, Broker]
+    ) -> str | None:
+        quorums = manifest.quorums
         for stream in facts.published:
-            entry = facts.manifest.channel(stream.channel)
+            entry = manifest.channel(stream.channel)
             if entry is None or not recoverable(entry):
                 continue
             copies = {name: broker.served(stream) for name, broker in brokers.items()}
