@@ -19,38 +19,39 @@ from quorumcast.core.publication import null_column
 
 #: Places of rows in a batch.
 Places: TypeAlias = npt.NDArray[np.intp]
+_Ends: TypeAlias = npt.NDArray[np.int32]
 _Flags: TypeAlias = npt.NDArray[np.bool_]
 
 _END = struct.Struct("<i")
 _ALIGNED = 8
-#: How values of a fixed number of bytes are read, and those of one bit or of any length.
-_UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-_BITS = 1
-_FLAT = (
-    pa.types.is_integer, pa.types.is_floating, pa.types.is_date, pa.types.is_timestamp
-)  # fmt: skip
+#: Types by their number: asking Arrow for each column would cost as much as writing it.
+_BOOL = pa.bool_().id
+_TEXTS = frozenset((pa.string().id, pa.binary().id))
+#: How the bits of a number are read, by type.
+_NUMBERS = {
+    kind.id: np.dtype(f"u{kind.bit_width // 8}")
+    for kind in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+        *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float32(), pa.float64(), pa.date32(), pa.timestamp("us")),
+    )
+}
+_FLAT = _TEXTS | {_BOOL} | _NUMBERS.keys()
 
 
 def has_normal_form(schema: pa.Schema) -> bool:
     """Whether all columns are flat and of a known layout, as those of channels are."""
-    return all(
-        pa.types.is_boolean(field.type)
-        or _is_text(field.type)
-        or any(is_a(field.type) for is_a in _FLAT)
-        for field in schema
-    )
+    return all(kind.id in _FLAT for kind in schema.types)
 
 
 def padded(part: bytes) -> bytes:
     """A part of the form, filled up with zeros."""
-    return part + bytes(-len(part) % _ALIGNED)
+    rest = -len(part) % _ALIGNED
+    return part + bytes(rest) if rest else part
 
 
 def write_columns(batch: pa.RecordBatch, places: Places | None) -> tuple[bytes, list[bytes]]:
     """A byte per column that tells of nulls, and the parts; `places` picks rows, None all."""
-    count = batch.num_rows if places is None else len(places)
-    if places is None:
-        places = np.arange(count)
     columns = [_Column(column, places) for column in batch.columns]
     while columns and columns[-1].all_null:
         columns.pop()
@@ -61,12 +62,15 @@ def write_columns(batch: pa.RecordBatch, places: Places | None) -> tuple[bytes, 
 class _Column:
     """Some rows of a column."""
 
-    __slots__ = ("_buffers", "_index", "_type", "all_null", "valid")
+    __slots__ = ("_buffers", "_first", "_index", "_last", "_type", "all_null", "valid")
 
-    def __init__(self, column: pa.Array, places: Places) -> None:
-        self._type = column.type
+    def __init__(self, column: pa.Array, places: Places | None) -> None:
+        self._type: int = column.type.id
         self._buffers = column.buffers()
-        self._index = places + column.offset if column.offset else places
+        self._first: int = column.offset
+        self._last = self._first + len(column)
+        #: Where the rows are in the buffers; None: from first to last.
+        self._index = places + self._first if places is not None and self._first else places
         #: Which rows have a value; None if all have.
         self.valid: _Flags | None = None
         self.all_null = False
@@ -78,38 +82,48 @@ class _Column:
 
     def parts(self) -> list[bytes]:
         """The parts of the form."""
-        before = [] if self.valid is None else [_packed(self.valid)]
-        if _is_text(self._type):
+        valid = self.valid
+        before = [] if valid is None else [_packed(valid)]
+        if self._type in _TEXTS:
             return before + self._texts()
-        if pa.types.is_boolean(self._type):
+        if self._type == _BOOL:
             bits = self._bits(self._buffers[1])
-            return [*before, _packed(bits if self.valid is None else bits & self.valid)]
-        numbers = np.frombuffer(self._buffers[1], _UNSIGNED[self._type.bit_width])[self._index]
-        if self.valid is not None:
-            numbers[~self.valid] = 0
+            return [*before, _packed(bits if valid is None else bits & valid)]
+        numbers = np.frombuffer(self._buffers[1], _NUMBERS[self._type])
+        numbers = numbers[self._first : self._last] if self._index is None else numbers[self._index]
+        if valid is not None:
+            numbers = np.where(valid, numbers, numbers.dtype.type(0))
         return [*before, numbers.tobytes()]
 
     def _texts(self) -> list[bytes]:
         """The ends of the values, and the values."""
         ends = np.frombuffer(self._buffers[1], np.int32)
-        first, last = ends[self._index], ends[self._index + 1]
+        if self._index is None:
+            ends = ends[self._first : self._last + 1]
+            first, last = ends[:-1], ends[1:]
+        else:
+            first, last = ends[self._index], ends[self._index + 1]
         if self.valid is not None:
             last = np.where(self.valid, last, first)
-        count = len(first)
-        written = np.zeros(count + 1, np.uint32)
+        written = np.zeros(len(first) + 1, np.uint32)
         np.cumsum(last - first, out=written[1:])
-        if not written[count]:
+        size = int(written[-1])
+        if not size:
             return [written.tobytes(), b""]
-        text = memoryview(self._buffers[2])
-        if written[count] == last[-1] - first[0] and np.array_equal(first[1:], last[:-1]):
-            return [written.tobytes(), bytes(text[first[0] : last[-1]])]
-        pairs = zip(first.tolist(), last.tolist(), strict=True)
-        return [written.tobytes(), b"".join([text[start:end] for start, end in pairs])]
+        text = self._buffers[2]
+        if size == last[-1] - first[0]:  # rows ascend, so there are no gaps
+            return [written.tobytes(), bytes(memoryview(text)[first[0] : last[-1]])]
+        return [written.tobytes(), _gathered(text, first, last)]
 
     def _bits(self, buffer: pa.Buffer) -> _Flags:
-        index = self._index
-        found = np.frombuffer(buffer, np.uint8)[index >> 3] >> (index & 7).astype(np.uint8)
-        flags: _Flags = (found & 1).astype(np.bool_)
+        packed = np.frombuffer(buffer, np.uint8)
+        if self._index is None:
+            start = self._first >> 3
+            bits = np.unpackbits(packed[start : (self._last + 7) >> 3], bitorder="little")
+            bits = bits[self._first - 8 * start : self._last - 8 * start]
+        else:
+            bits = packed[self._index >> 3] >> (self._index & 7).astype(np.uint8) & 1
+        flags: _Flags = bits.astype(np.bool_)
         return flags
 
 
@@ -159,7 +173,7 @@ def read_columns(schema: pa.Schema, nulls: bytes, parts: Parts, count: int) -> p
 
 def _read_column(kind: pa.DataType, has_nulls: int, parts: Parts, count: int) -> pa.Array:
     buffers = [parts.buffer((count + 7) // 8) if has_nulls else None]
-    if _is_text(kind):
+    if kind.id in _TEXTS:
         size = parts.last_end(count)
         buffers += [parts.buffer(_END.size * (count + 1)), parts.buffer(size)]
     else:
@@ -167,8 +181,12 @@ def _read_column(kind: pa.DataType, has_nulls: int, parts: Parts, count: int) ->
     return pa.Array.from_buffers(kind, count, buffers)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+def _gathered(text: pa.Buffer, first: _Ends, last: _Ends) -> bytes:
+    """The bytes between these ends, one after another."""
+    view = memoryview(text)
+    return b"".join(
+        [view[start:end] for start, end in zip(first.tolist(), last.tolist(), strict=True)]
+    )
 
 
 def _packed(flags: _Flags) -> bytes:
