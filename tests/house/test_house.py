@@ -50,7 +50,7 @@ KERNEL = (
     "quorumcast.crypto", "quorumcast.runtime.driver", "quorumcast.runtime.links",
     "quorumcast.runtime.store", "quorumcast.sim.kernel",
 )  # fmt: skip
-OF_A_CELL = {"manifest", "broadcast", "ordering", "cell", "named", "watch"}
+OF_A_CELL = {"manifest", "matching", "broadcast", "ordering", "cell", "named", "watch"}
 
 MAX_LINES = 650
 #: Without the signature, which in a command is a table of options.

@@ -26,6 +26,8 @@ Digest = NewType("Digest", bytes)
 DIGEST_SIZE = 32
 #: What brokers vote for where no event of a publication matches a predicate: no digest is zero.
 NOTHING = Digest(bytes(DIGEST_SIZE))
+#: The id of a predicate, or of all predicates that a node has on a channel.
+PREDICATE_ID_SIZE = 16
 #: Most digests for which a splitter is kept: a peer may send byte strings of any length.
 _MOST_SPLIT = 2 * MAX_RUN
 

@@ -1,0 +1,45 @@
+"""Filters: what one node asks of one channel."""
+
+import pyarrow as pa
+import pytest
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.limits import MAX_PREDICATES
+from quorumcast.matching.filter import make_filter
+
+SCHEMA = pa.schema([("id", pa.int32()), ("name", pa.string())])
+BATCH = pa.RecordBatch.from_pylist(
+    [{"id": row, "name": f"n{row}"} for row in range(10)], schema=SCHEMA
+)
+WHO = "the predicate"
+
+
+def test_filter_passes_rows_that_one_of_its_predicates_selects() -> None:
+    found = make_filter(("id < 3", "name = 'n7'", "id = 1 and name = 'x'"), SCHEMA, WHO)
+    assert found.rows(BATCH).tolist() == [0, 1, 2, 7]
+    assert found.rows(BATCH.slice(0, 0)).tolist() == []
+
+
+def test_filter_id_depends_on_predicates_and_columns_alone() -> None:
+    ids = [make_filter(texts, SCHEMA, WHO).id for texts in (("id < 3", "id = 7"), ("id = 7",))]
+    again = make_filter(("id = 7", "ID <= 2", "not id != 7"), SCHEMA, WHO)
+    assert again.id == ids[0] != ids[1]
+    assert len(again.predicates) == 2
+    for kind in (("name", pa.binary()), ("title", pa.string())):
+        wider = pa.schema([("id", pa.int32()), kind])
+        assert make_filter(("id < 3", "id = 7"), wider, WHO).id != again.id
+
+
+def test_filter_has_a_bounded_number_of_predicates() -> None:
+    texts = tuple(f"id = {number}" for number in range(MAX_PREDICATES))
+    assert len(make_filter(texts, SCHEMA, WHO).predicates) == MAX_PREDICATES
+    with pytest.raises(UsageError, match="at most 1,024 on a channel: join some"):
+        make_filter((*texts, "TRUE"), SCHEMA, WHO)
+    with pytest.raises(UsageError, match="name at least one"):
+        make_filter((), SCHEMA, WHO)
+
+
+def test_filter_that_takes_long_says_so() -> None:
+    patterns = tuple(f"name like '%{number}_%'" for number in range(20))
+    assert make_filter(patterns, SCHEMA, WHO).is_costly
+    assert not make_filter(("id = 1", "name = 'n1'"), SCHEMA, WHO).is_costly

@@ -1,0 +1,116 @@
+"""Predicates: canonical text and id, conjunctions, and what is refused in which words."""
+
+import pyarrow as pa
+import pytest
+
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import PREDICATE_ID_SIZE
+from quorumcast.matching.nodes import Conjunction, Interval, OneOf, Presence
+from quorumcast.matching.predicate import Predicate, parse_predicate
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int32()),
+        ("name", pa.string()),
+        ("ratio", pa.float64()),
+        ("ok", pa.bool_()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("tags", pa.list_(pa.string())),
+        ("odd`name", pa.int8()),
+        ("date", pa.date32()),
+    ]
+)
+
+
+def parsed(text: str) -> Predicate:
+    return parse_predicate(text, SCHEMA, "the predicate")
+
+
+@pytest.mark.parametrize(
+    ("texts", "canonical"),
+    [
+        (["id < 5", "ID<=4", "not id >= 5", "5 > id", "id < 4.5"], "id <= 4"),
+        (["id = 3 or id = 1", "id in (1, 3)", "id in (3, 1, 1)"], "id IN (1, 3)"),
+        (["id between 1 and 5", "id >= 1 and id < 6"], "id >= 1 AND id <= 5"),
+        (["id > 3 and id < 5", "id = 4 and id is not null", "id = 4.0"], "id = 4"),
+        (["id = 1 and id = 2", "id > 5 and id < 3", "id > 1e300", "ok and not ok"], "FALSE"),
+        (["id is null and not id is null", "false and ok", "not true", "id = .5"], "FALSE"),
+        (["true", "ok or true", "not (1 > 2)"], "TRUE"),
+        (["id < 1e300", "id is not null", "id >= -2147483648", "id != .5"], "id IS NOT NULL"),
+        (["ok", "ok = true", "ok <> false", "not ok = false", "ok > false"], "ok = TRUE"),
+        (["ok or not ok", "ok in (true, false)"], "ok IS NOT NULL"),
+        (["name = 'x' and id = 1", "id = 1 and name = 'x'"], "id = 1 AND name = 'x'"),
+        (["id = 1 and (ok or name = 'x')"], "id = 1 AND (name = 'x' OR ok = TRUE)"),
+        (["name like 'a\\%b%%'"], "name LIKE 'a\\%b%'"),
+        (["name like '%'", "name >= ''"], "name IS NOT NULL"),
+        (["name > 'b' and name <= 'c'"], "name > 'b' AND name <= 'c'"),
+        (["name < ''"], "FALSE"),
+        (["ratio < 5", "not ratio >= 5.0"], "ratio < 5.0"),
+        (["ratio <= 0.1"], "ratio <= 0.1"),
+        (["ratio = -0.0", "ratio = 0"], "ratio = 0.0"),
+        (["ratio > 1.7976931348623157e308", "ratio = 1e999"], "ratio = 1e999"),
+        (["`odd``name` < 3"], "`odd``name` <= 2"),
+        (["date = date '0099-01-02'"], "`date` = DATE '0099-01-02'"),
+        (["at > date '2026-11-01'"], "at >= TIMESTAMP '2026-11-01T00:00:00.000001Z'"),
+        (
+            ["at > timestamp '9999-12-31T23:59:59.999999Z'"],
+            "at > TIMESTAMP '9999-12-31T23:59:59.999999Z'",
+        ),
+    ],
+)
+def test_predicate_of_one_meaning_has_one_text_and_one_id(texts: list[str], canonical: str) -> None:
+    found = [parsed(text) for text in [*texts, canonical]]
+    assert {predicate.text for predicate in found} == {canonical}
+    assert len({predicate.id for predicate in found}) == 1
+    assert len(found[0].id) == PREDICATE_ID_SIZE
+
+
+def test_predicate_of_another_meaning_has_another_id() -> None:
+    texts = ["id = 1", "id = 2", "name = '1'", "id IN (1, 2)", "id != 1", "TRUE", "FALSE"]
+    assert len({parsed(text).id for text in texts}) == len(texts)
+
+
+def test_conjunctions_are_the_disjunctive_normal_form() -> None:
+    found = parsed("id >= 1 and (ok or id < 9 and name like 'a_') and id is not null").conjunctions
+    like = found[0].residual or found[1].residual
+    assert set(found) == {
+        Conjunction((Interval(0, 1, None), OneOf(3, (1,)))),
+        Conjunction((Interval(0, 1, 8),), like),
+    }
+    assert parsed("false").conjunctions == ()
+    assert parsed("true").conjunctions == (Conjunction(()),)
+    assert parsed("tags is null").conjunctions == (Conjunction((Presence(5, False),)),)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("nam = 'x'", "names the column 'nam', which is not there: did you mean 'name'?"),
+        ("id =", "missing at the end"),
+        ("id ~ 1", "'~ 1' is not understood"),
+        ("(id = 1", "'\\)' is missing before 'the end'"),
+        ("id = 1 ok", "'ok' is one word too many"),
+        ("id not 1", "followed by none of IN, BETWEEN and LIKE"),
+        ("name like 3", "a pattern between quotes"),
+        ("name like 'a\\'", "ends with a backslash"),
+        ("'a' like 'a'", "LIKE has a value on its left"),
+        ("id like 'a'", "column 'id' is an integer, which does not compare with a pattern"),
+        ("at > timestamp 'noon'", "'noon' is no timestamp"),
+        ("name = X'0'", "'0' is no row of bytes in hexadecimal"),
+        ("name > 3", "column 'name' is text, which does not compare with a number"),
+        ("name = id", "column 'name' is text, which does not compare with column 'id'"),
+        ("tags = tags", "of a type without an order"),
+        ("at > timestamp '2026-11-01T00:00:00'", "does not compare with a time without timezone"),
+        ("1 = 'a'", "a number does not compare with text"),
+        ("id", "column 'id' is an integer and stands alone"),
+        ("3", "a number stands alone"),
+        ("= 3", "stands where a column"),
+        ("(" * 100 + "ok", "nested too deeply"),
+        ("id = 123456789012345678901234567890", "too long a number"),
+        ("id < 1e99999999999999999999999999", "too long a number"),
+        ("name = '\ud800'", "not Unicode"),
+    ],
+)
+def test_predicate_that_means_nothing_is_refused_with_the_reason(text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=f"^the predicate .*{sentence}"):
+        parsed(text)
