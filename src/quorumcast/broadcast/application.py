@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quorumcast.broadcast.messages import Cursor
 from quorumcast.core.ids import Channel, Digest, NodeId, Stream, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Bodies, Effect, Event
@@ -25,13 +26,15 @@ class Join(Event, frozen=True):
     It hears what comes from now on (`start` None), everything that is still held (0), or, where
     there is one order, everything from a position on. With `since`, which goes with `start` 0, it
     hears of what is held no less than everything from the first publication of that time on. With
-    `until`, where there is one order, it hears nothing from that position on.
+    `until`, where there is one order, it hears nothing from that position on. With `cursors`, these
+    streams go on at their numbers, and what is no longer held from there on is a gap.
     """
 
     channel: Channel
     start: int | None = None
     since: int = 0
     until: int = 0
+    cursors: tuple[Cursor, ...] = ()
 
 
 class Leave(Event, frozen=True):

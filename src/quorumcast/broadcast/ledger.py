@@ -158,6 +158,10 @@ class Ledger:
             count += 1
         return count
 
+    def behind_hole(self, number: int) -> int:
+        """The first number behind the hole that a number lies in; 0 if it lies in none."""
+        return 0
+
     def digest(self, number: int) -> Digest | None:
         """The digest of a number, if it is still held."""
         return self._shelf.digest(number)

@@ -33,6 +33,9 @@ class Broadcast(enum.Enum):
     CHAIN = "chain"
     #: Through consensus: everybody sees everything in one order.
     CONSENSUS = "total"
+    #: From another cell, whose subscribers the brokers are: streams, or a total order.
+    RELAY = "relay"
+    RELAYED_ORDER = "relay-total"
 
 
 class Quorums(msgspec.Struct, frozen=True):
@@ -219,7 +222,9 @@ def largest_f(protection: Protection, n: int, broadcast: Broadcast | None = None
 def accept_votes(quorums: Quorums, protection: Protection, broadcast: Broadcast) -> int:
     """Equal votes at which a subscriber accepts a publication.
 
-    Chain is counted apart (the last `chain_reach` brokers of the chain, all of them).
+    Chain is counted apart (the last `chain_reach` brokers of the chain, all of them). Of a relayed
+    channel f+1 are enough, as with trusted publishers: one of them is a correct broker's, and what
+    correct brokers accept from the parent cell they accept alike.
     """
     match protection, broadcast:
         case Protection.CRASH, _:

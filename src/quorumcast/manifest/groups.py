@@ -27,6 +27,7 @@ def companion_of(channel: str) -> Channel:
 
 def make_companion(entry: ChannelEntry) -> ChannelEntry:
     """A companion for a channel: the same policy, with all rights for its subscribers."""
+    _check_place(entry)
     if not entry.policy.total:
         raise UsageError(
             f"channel {entry.name!r} has no total order, so consumers cannot agree on who works "
@@ -41,8 +42,18 @@ def make_companion(entry: ChannelEntry) -> ChannelEntry:
     return ChannelEntry(name, entry.policy, entry.subscribers, entry.subscribers)
 
 
+def _check_place(entry: ChannelEntry) -> None:
+    """Refuse named subscriptions to a channel that comes from another cell."""
+    if entry.origin:
+        raise UsageError(
+            f"channel {entry.name!r} comes from cell {entry.origin.cell!r}: make named "
+            "subscriptions there, where its consumers can agree on who works on what"
+        )
+
+
 def check_companion(manifest: Manifest, channel: ChannelEntry) -> ChannelEntry:
     """The companion of a channel; raises `UsageError` if it is missing or unsuitable."""
+    _check_place(channel)
     if not channel.policy.total:
         raise UsageError(
             f"channel {channel.name!r} has no total order, so it has no named subscriptions; "
@@ -55,7 +66,7 @@ def check_companion(manifest: Manifest, channel: ChannelEntry) -> ChannelEntry:
             f"consumers agree; make it with 'quorumcast channel change {channel.name} "
             "--subscriptions'"
         )
-    if not companion.policy.total or companion.schema:
+    if companion.policy.log is None or companion.schema:
         raise UsageError(
             f"channel {companion.name!r} is to be the companion of {channel.name!r} and must "
             "have total order and carry bytes; make both channels anew"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Channel, NodeId, holder
+from quorumcast.core.ids import CELL, Channel, NodeId, holder
 from quorumcast.core.limits import Overflow
 from quorumcast.core.quorum import Protection, Quorums
 from quorumcast.crypto.digest import Hasher, hasher
@@ -30,6 +30,8 @@ from quorumcast.manifest.policy import Policy
 if TYPE_CHECKING:
     import pyarrow as pa
 
+#: What tells cells apart: the name, and the operator's public key.
+CellKey = tuple[str, bytes]
 #: In a channel's list of publishers or subscribers: every client of the manifest.
 EVERYONE = "*"
 
@@ -73,6 +75,21 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dead_letter: str = ""
 
 
+class ChannelOrigin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The channel of a parent cell that a relayed channel carries on."""
+
+    #: The name of the parent cell. Names of cells may collide: the operator's key tells them apart.
+    cell: str
+    operator: bytes
+    #: The name of the channel there.
+    channel: Channel
+
+    @property
+    def parent(self) -> CellKey:
+        """The parent cell."""
+        return self.cell, self.operator
+
+
 class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A channel: its policy, who may use it, and the columns of its events."""
 
@@ -88,6 +105,9 @@ class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: tuple[Group, ...] = ()
     #: The epoch in which it was created; 1 for all of the first epoch.
     since: int = 1
+    #: Where a relayed channel comes from. Other channels have no such field, so that the signatures
+    #: of earlier manifests hold.
+    origin: ChannelOrigin | msgspec.UnsetType = msgspec.UNSET
 
     def group(self, name: str) -> Group | None:
         """The shared subscription of that name."""
@@ -216,12 +236,38 @@ class Manifest(
         """The channel of that name."""
         return self._channels.get(name)
 
+    @property
+    def key(self) -> CellKey:
+        """What tells this cell from all others."""
+        return self.cell, self.operator
+
+    @cached_property
+    def parents(self) -> Mapping[CellKey, tuple[ChannelEntry, ...]]:
+        """The cells that channels of this one come from, and the channels of this one by cell."""
+        found: dict[CellKey, tuple[ChannelEntry, ...]] = {}
+        for entry in self.channels:
+            if entry.origin:
+                parent = entry.origin.parent
+                found[parent] = (*found.get(parent, ()), entry)
+        return found
+
     # ------------------------------------------------------------------ rights
 
     def may_publish(self, node: str, channel: str) -> bool:
         """Whether this node is a client that may publish on that channel."""
         entry = self.channel(channel)
         return entry is not None and self._listed(node, entry.publishers)
+
+    def may_carry(self, publisher: str, channel: str) -> bool:
+        """Whether brokers may hold a stream of this publisher on that channel.
+
+        Publishers of a relayed channel are those of the origin: their names say nothing about
+        nodes of this cell, and are not looked up here.
+        """
+        entry = self.channel(channel)
+        if entry is None or not entry.policy.relayed:
+            return entry is not None and self._listed(publisher, entry.publishers)
+        return (publisher == CELL) == entry.policy.total
 
     def may_subscribe(self, node: str, channel: str) -> bool:
         """Whether this node is a client that may subscribe to that channel."""

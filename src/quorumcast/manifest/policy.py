@@ -11,6 +11,12 @@ table, because they would promise less than their name suggests.
     chain, …        byzantine            chain          α or –    the last f+1 of the chain
     total           byzantine            consensus      –         f+1 votes for a position
     total-crash     crash                consensus      –         1 vote for a position
+    relay           trusted publishers   relay          –         f+1 votes
+    relay-total     trusted publishers   relayed order  –         f+1 votes for a position
+
+The last two carry on a channel of another cell (`broadcast.relayed`). The *origin* takes the place
+of the publishers: it is trusted to promise what its own policy does. A cell alone cannot have such
+a channel, so they are not among `POLICY_NAMES`.
 
 History (Freeman §5) gives the fast broadcasts totality: every α publications their digests go
 through Bracha. Bracha has totality already, and direct channels assume correct publishers, so
@@ -60,11 +66,17 @@ _NAMED: dict[str, tuple[Protection, Broadcast]] = {
     "total": (Protection.BYZANTINE, Broadcast.CONSENSUS),
     "total-crash": (Protection.CRASH, Broadcast.CONSENSUS),
 }
+_RELAYED: dict[str, tuple[Protection, Broadcast]] = {
+    "relay": (Protection.TRUSTED, Broadcast.RELAY),
+    "relay-total": (Protection.TRUSTED, Broadcast.RELAYED_ORDER),
+}
 
 _KEEPS_ALL = Limits(retained_publications=EVERYTHING, retained_bytes=EVERYTHING)
 
 #: Every built-in policy that a manifest, a command or a test may ask for by name.
 POLICY_NAMES: tuple[str, ...] = tuple(_NAMED)
+#: The policies of channels that carry on those of another cell.
+RELAYED_NAMES: tuple[str, ...] = tuple(_RELAYED)
 #: The version of `broadcast.protocol.BroadcastProtocol` and of what it refers to.
 CONTRACT = 1
 
@@ -86,6 +98,11 @@ def like_of(name: str) -> str:
     """The built-in policy whose promise a policy keeps; raises `UsageError` if there is none."""
     if name in _NAMED:
         return name
+    if name in _RELAYED:
+        raise UsageError(
+            f"policy {name!r} carries on a channel of another cell, so one cell alone cannot have "
+            "it; 'quorumcast tree' makes such channels"
+        )
     like = PROTOCOLS.load(name).like
     if like not in _NAMED:
         raise UsageError(
@@ -134,8 +151,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         Without `alpha` it adapts. A durable channel keeps everything until somebody says otherwise.
         """
-        like = like_of(name)
-        protection, broadcast = _NAMED[like]
+        like = name if name in _RELAYED else like_of(name)
+        protection, broadcast = _RELAYED[like] if like in _RELAYED else _NAMED[like]
         history = like.endswith(_HISTORY)
         if limits is None:
             limits = _KEEPS_ALL if journal and broadcast is Broadcast.CONSENSUS else Limits()
@@ -169,7 +186,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             name, journal = text.removesuffix(suffix), True
             if name.endswith((_DURABLE, _JOURNAL)):
                 raise UsageError(f"policy {text!r} says twice what is kept on disk; say it once")
-            if name not in PROTOCOLS:
+            if name not in PROTOCOLS and name not in _RELAYED:
                 break
             policy = cls.named(name, alpha, alpha_max, journal=True)
             if policy.durable != (suffix == _DURABLE):
@@ -179,7 +196,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     else f"{name!r} keeps no publications on disk; use 'total{suffix}', or write "
                     f"'{name}{other}' for brokers that keep their word across restarts"
                 )
-        if name not in PROTOCOLS:
+        if name not in PROTOCOLS and name not in _RELAYED:
             raise UsageError(
                 f"{PROTOCOLS.unknown(name)}, and write "
                 f"'{_DURABLE}' behind 'total' or 'total-crash' to keep publications on disk, "
@@ -211,7 +228,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def durable(self) -> bool:
         """Whether brokers keep the publications on disk."""
-        return self.journal and self.total
+        return self.journal and self.log is not None
 
     @property
     def name(self) -> str:
@@ -223,20 +240,28 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The built-in policy whose promise this one keeps; its own name if it is built in."""
         if self.broadcast is Broadcast.DIRECT:
             return "direct-crash" if self.crash_only else "direct"
-        if self.total:
+        if self.log is not None:
             return "total-crash" if self.crash_only else "total"
         history = _HISTORY if self.has_history else ""
         return f"{self.broadcast.value}{history}"
 
     @property
     def total(self) -> bool:
-        """Whether all subscribers get all publications in one order."""
-        return self.broadcast is Broadcast.CONSENSUS
+        """Whether all subscribers get all publications in one order: the channel is one stream."""
+        return self.broadcast in (Broadcast.CONSENSUS, Broadcast.RELAYED_ORDER)
 
     @property
     def log(self) -> Protection | None:
-        """The log that orders the channel, named by its protection; None without an order."""
-        return self.protection if self.total else None
+        """The log of this cell that orders the channel, named by its protection.
+
+        None without an order, and where another cell has the log.
+        """
+        return self.protection if self.broadcast is Broadcast.CONSENSUS else None
+
+    @property
+    def relayed(self) -> bool:
+        """Whether the channel carries on one of another cell."""
+        return self.broadcast in (Broadcast.RELAY, Broadcast.RELAYED_ORDER)
 
     @property
     def chained(self) -> bool:
@@ -332,7 +357,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         self._check_limits()
 
     def _check_combination(self) -> None:
-        if self.protocol and (self.total or self.chained):
+        if self.relayed and self.protection is not Protection.TRUSTED:
+            raise UsageError(
+                f"policy {self.broadcast.value!r} relies on another cell, whatever that promises; "
+                f"use the protection {Protection.TRUSTED.value!r}"
+            )
+        if self.protocol and (self.total or self.chained or self.relayed):
             raise UsageError(
                 f"protocol {self.protocol!r} cannot replace {self.broadcast.value!r}: total order "
                 "has one log for all channels, and votes of a chain name its order; let it keep "
@@ -344,12 +374,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "a direct broadcast cannot withstand lying publishers; use 'ab', 'brb' or 'chain', "
                 f"or lower the protection to {Protection.TRUSTED.value!r}"
             )
-        if self.total and self.protection is Protection.TRUSTED:
+        ordered = self.log is not None
+        if ordered and self.protection is Protection.TRUSTED:
             raise UsageError(
                 "total order protects against lying publishers or against crashes alone; use the "
                 f"protection {Protection.BYZANTINE.value!r} or {Protection.CRASH.value!r}"
             )
-        if not direct and not self.total and self.protection is not Protection.BYZANTINE:
+        fast = not (direct or ordered or self.relayed)
+        if fast and self.protection is not Protection.BYZANTINE:
             raise UsageError(
                 f"broadcast {self.broadcast.value!r} is for {Protection.BYZANTINE.value!r} "
                 f"protection; with {self.protection.value!r} use the cheaper 'direct'"
@@ -420,6 +452,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise UsageError(
                 f"limit 'wait_ms' is {limits.wait_ms:,}: publishers wait {MIN_WAIT_MS} to "
                 f"{MAX_WAIT_MS:,} milliseconds for a subscriber; 0 is not at all"
+            )
+        if self.relayed:
+            raise UsageError(
+                "publishers of another cell do not wait for subscribers of this one: set limit "
+                "'wait_ms' to 0"
             )
         if self.total:
             raise UsageError(

@@ -8,8 +8,8 @@ brokers compare byte for byte.
                    columns at the end, groups of consumers, limits that concern one node alone
                    (`LIVE_LIMITS`); and *one* of: one more broker, one less, f by one
     may not        the cell's name, digest, MAC, and whether it reproduces figures; of a channel its
-                   policy, its columns and the other limits; of a log whether it exists and is
-                   durable, how far it runs ahead and how often it makes checkpoints
+                   policy, its origin, its columns and the other limits; of a log whether it exists
+                   and is durable, how far it runs ahead and how often it makes checkpoints
 
 One step at a time, because quorums of two neighbouring epochs then share a correct broker. With
 q(n, f) = ⌊(n+f)/2⌋+1, two quorums of n and n+1 brokers have q(n, f) + q(n+1, f) - (n+1) = f+1 in
@@ -131,6 +131,11 @@ def _check_policy(channel: ChannelEntry, later: ChannelEntry, epoch: int) -> Non
         raise UsageError(
             f"epoch {epoch} changes the policy of channel {channel.name!r}: restart "
             "the cell to take it, or make a new channel"
+        )
+    if channel.origin != later.origin:
+        raise UsageError(
+            f"epoch {epoch} changes where channel {channel.name!r} comes from, and brokers hold "
+            "what came from there; make a new channel"
         )
     check_limits(channel, new.limits)
 

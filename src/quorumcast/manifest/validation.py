@@ -14,6 +14,7 @@ from quorumcast.core.quorum import Broadcast, check_cell, minimum_brokers
 from quorumcast.crypto.identity import can_exchange
 from quorumcast.manifest.groups import check_group
 from quorumcast.manifest.manifest import EVERYONE, ChannelEntry, LogTerms, Manifest
+from quorumcast.manifest.origins import check_origins_differ, check_own_origin
 from quorumcast.manifest.policy import Policy
 
 KEY_SIZE = 32
@@ -71,6 +72,7 @@ def _check_channels(manifest: Manifest) -> None:
     for channel in manifest.channels:
         _check_name("channel", channel.name, _CHANNEL_NAME)
     _check_unique("channel", (channel.name for channel in manifest.channels))
+    check_origins_differ(manifest)
     for channel in manifest.channels:
         _check_channel(manifest, channel)
     for terms in manifest.kept_terms or ():
@@ -99,6 +101,7 @@ def _check_channel(manifest: Manifest, channel: ChannelEntry) -> None:
                 f"channel {channel.name!r} gives rights to {name!r}, which is not a client of the "
                 f"cell; add the client or write {EVERYONE!r} for every client"
             )
+    check_own_origin(manifest, channel)
     if channel.groups:
         _check_groups(manifest, channel)
 

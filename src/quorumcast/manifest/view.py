@@ -34,6 +34,7 @@ class View:
         # Used with every message: the manifest's own methods, which save a call.
         self.channels, self.channel = manifest.channels, manifest.channel
         self.may_publish, self.may_subscribe = manifest.may_publish, manifest.may_subscribe
+        self.may_carry = manifest.may_carry
 
     def adopt(self, manifest: Manifest, keyring: Keyring, signed: bytes = b"") -> None:
         """Adopt a new epoch, for all users of this view."""

@@ -22,6 +22,7 @@ from quorumcast.broadcast.messages import (
     Ready,
     highest_number,
 )
+from quorumcast.broadcast.relayed import RelayEvent
 from quorumcast.cell.accusations import Accusations, RepeatAccusations, SavedEvidence
 from quorumcast.cell.messages import (
     Accusation,
@@ -54,6 +55,7 @@ from quorumcast.cell.serving.journal_writer import JournalWriter
 from quorumcast.cell.serving.membership import Membership
 from quorumcast.cell.serving.pace import Pace, PaceTick
 from quorumcast.cell.serving.recovery import Recovery, RecoveryTick
+from quorumcast.cell.serving.relays import Relays
 from quorumcast.cell.serving.retransmission import Retransmission, RetransmissionTick
 from quorumcast.cell.serving.sequencers import LogStatus, Sequencers
 from quorumcast.cell.serving.served_stream import ServedStream
@@ -127,6 +129,7 @@ class Broker:
         "_journal",
         "_pace",
         "_recovery",
+        "_relays",
         "_retransmission",
         "_sequencers",
         "_served",
@@ -158,6 +161,7 @@ class Broker:
         self.membership = Membership(view, self._sequencers, proof)
         self._retransmission = Retransmission()
         self._recovery = Recovery(view, self._served, self._journal)
+        self._relays = Relays(view, self._served, self._journal)
         self._writer = JournalWriter(view, self._journal, self._served)
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
             Publish: self._on_stream,
@@ -209,6 +213,9 @@ class Broker:
             case Connected(peer=peer):
                 watch = self._served.watch_ages() + self._accusations.connected(peer)
                 return [*watch, *self._recovery.connected(peer), *self._handle(event, now)]
+            case RelayEvent():
+                served, effects = self._relays.handle(event)
+                return effects if served is None else self._finish(served, effects)
             case SavedEvidence(evidence=evidence):
                 return self._accusations.on_saved(evidence)
             case TimerFired(timer=Sweep()):
@@ -287,7 +294,7 @@ class Broker:
         """Remove what is not retained, and end streams of which nothing is left."""
         effects = self._served.sweep(now)
         for served in self._served.all():
-            if served.carrier.ledger.quota.emptied and not served.entry.policy.total:
+            if served.carrier.ledger.quota.emptied and served.entry.policy.log is None:
                 effects += self._end_exhausted(served.stream)
         return effects
 
@@ -537,14 +544,15 @@ class Broker:
             return refusal
         if not self._audience.enter(sender, message, now):
             return [Drop(DropReason.OVER_LIMIT, sender)]
-        held = self._served.positions(channel, self._recovery.expects, message.since)
+        cursors = {cursor.stream: cursor.next for cursor in message.cursors}
+        held = self._served.positions(channel, self._recovery.expects, message.since, cursors)
         nothing = all(position.next == 1 for position in held)
         if nothing and self._sequencers.is_behind(channel):
             return []  # it cannot tell where the order begins; the subscriber asks again
         effects: list[Effect] = [
             Send((sender,), Positions(channel, held, message.join, message.bodies))
         ]
-        for stream, first in {cursor.stream: cursor.next for cursor in message.cursors}.items():
+        for stream, first in cursors.items():
             served = self._served.with_lane(stream)
             if served is not None and stream.channel == channel:
                 effects += self._audience.replay(served, sender, stream, first, message)

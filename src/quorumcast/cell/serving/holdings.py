@@ -35,7 +35,7 @@ def recoverable(entry: ChannelEntry) -> bool:
     Total order recovers through its log (`ordering`). On a chain nobody can vote without the MACs
     that came with a number.
     """
-    return not (entry.policy.total or entry.policy.chained)
+    return entry.policy.log is None and not entry.policy.chained
 
 
 def peers_needed(
@@ -135,7 +135,7 @@ class Holdings:
             if position.stream.channel == message.channel
             and self._has_lane(position.stream)
             and position.base <= position.next
-            and self._view.may_publish(position.stream.publisher, message.channel)
+            and self._view.may_carry(position.stream.publisher, message.channel)
         ]
         told = {position.stream: position for position in named if not position.over}
         self._told[message.channel, peer] = told

@@ -215,7 +215,7 @@ class Recovery:
     # --------------------------------------------------------------- asking
 
     def _entries(self) -> list[ChannelEntry]:
-        return [entry for entry in self._view.channels if not entry.policy.total]
+        return [entry for entry in self._view.channels if entry.policy.log is None]
 
     def _channels(self) -> list[Channel]:
         return [entry.name for entry in self._entries()]

@@ -222,8 +222,8 @@ class ServedStream:
         """Acknowledgements that are due: if the publisher sent something (`told`), or progress."""
         carrier = self.carrier
         sends: list[Effect] = []
-        if self.closed:
-            return sends
+        if self.closed or self.entry.policy.relayed:
+            return sends  # a relayed stream has no publisher in this cell
         if (histories := carrier.histories) is not None:
             sends += self._ack_histories(histories, told and lane is Lane.HISTORY)
         upto, settled = carrier.upto, carrier.settled

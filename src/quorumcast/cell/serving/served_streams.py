@@ -26,6 +26,7 @@ from quorumcast.broadcast.contract import Carrier, CarrierContext
 from quorumcast.broadcast.history import History
 from quorumcast.broadcast.ledger import AGES, Ledger, Quota
 from quorumcast.broadcast.protocol import protocol_of
+from quorumcast.broadcast.relayed import RelayCarrier
 from quorumcast.broadcast.times import Search
 from quorumcast.cell.messages import Position
 from quorumcast.cell.naming import name_in_turn
@@ -105,6 +106,8 @@ class ServedStreams:
         Broadcast.BRACHA: Bracha,
         Broadcast.CHAIN: Chain,
         Broadcast.CONSENSUS: OrderedLog,
+        Broadcast.RELAY: RelayCarrier,
+        Broadcast.RELAYED_ORDER: RelayCarrier,
     }
 
     def __init__(
@@ -243,7 +246,7 @@ class ServedStreams:
         quotas += [
             (served.stream.channel, served.carrier.ledger.quota)
             for served in self.all()
-            if served.entry.policy.total
+            if served.entry.policy.log is not None
         ]
         found: dict[Channel, WrittenTotals] = {}
         for channel, quota in quotas:
@@ -265,7 +268,7 @@ class ServedStreams:
         if served is None:
             policy = entry.policy
             # Without a journal a broker forgets the stream with its life.
-            lasting = policy.total or policy.journal
+            lasting = policy.log is not None or policy.journal
             peers = self._peer_lives if lasting else dict(self._peer_lives)
             segment = policy.limits.segment
             notary = Notary(data, self._view.keyring, policy.basis, segment, self.life, peers)
@@ -273,7 +276,7 @@ class ServedStreams:
             served.closed, served.from_peers = closed, from_peers
             self._by_stream[data] = served
             self._by_owner.setdefault((data.channel, data.publisher), {})[data] = served
-            if not policy.total:
+            if policy.log is None:
                 self._share(served)
         if served.introducer is None or introducer == data.publisher != served.introducer:
             served.begun_at = self.now
@@ -309,7 +312,7 @@ class ServedStreams:
         del self._by_owner[owner][data]
         if not self._by_owner[owner]:
             del self._by_owner[owner]
-        if served.entry.policy.total:
+        if served.entry.policy.log is not None:
             return
         served.close()
         for stream, carrier in served.lanes():
@@ -476,11 +479,16 @@ class ServedStreams:
         ]
 
     def positions(
-        self, channel: Channel, expects: Callable[[Stream], bool], since_us: int = 0
+        self,
+        channel: Channel,
+        expects: Callable[[Stream], bool],
+        since_us: int = 0,
+        wanted: Mapping[Stream, int] | None = None,
     ) -> tuple[Position, ...]:
         """What is held of a channel's streams and their histories, or expected from peers.
 
-        With a time, from the first publication of that time on.
+        With a time, from the first publication of that time on. `wanted` are the next numbers of a
+        subscriber, which may be in a hole of a ledger: then what is held begins behind it.
         """
         found = self.positions_of_ended(channel)
         search = Search(since_us)
@@ -491,6 +499,9 @@ class ServedStreams:
             oldest, end = ledger.base, ledger.next
             if ledger.base > ledger.floor and expects(data):
                 oldest = ledger.floor
+            behind = ledger.behind_hole(wanted.get(data, 0)) if wanted else 0
+            if behind and not expects(data):
+                oldest = behind
             histories = carrier.histories
             if histories is not None:
                 # A subscriber that begins with the next history must not wait for earlier numbers.
@@ -572,4 +583,4 @@ def _expires_after(entry: ChannelEntry) -> int:
 
     With total order the log removes them: a restart needs what is newer than its checkpoint.
     """
-    return FOREVER_MS if entry.policy.total else entry.policy.limits.retained_ms
+    return FOREVER_MS if entry.policy.log is not None else entry.policy.limits.retained_ms

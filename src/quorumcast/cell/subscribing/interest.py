@@ -54,6 +54,7 @@ class Interest:
         "_lost",
         "_named",
         "_named_from",
+        "_resumed",
         "_rules",
         "_silence",
         "_since",
@@ -89,11 +90,14 @@ class Interest:
         excerpt: Excerpt | None = None,
         join: int = 0,
         heard: dict[NodeId, int] | None = None,
+        cursors: tuple[Cursor, ...] = (),
     ) -> None:
         self.channel: Channel = entry.name
         self.entry = entry
         #: Where to begin: None with the next publication, 0 with the oldest, else at a position.
         self._start = start
+        #: Where streams go on that were read before.
+        self._resumed = {cursor.stream: cursor.next for cursor in cursors}
         #: The time from which on publications are wanted, in microseconds; 0 for all.
         self._since = since
         #: The number of this subscription, by which answers to earlier ones are told from its own.
@@ -248,7 +252,7 @@ class Interest:
         """Whether its publisher has the right; under total order the only stream is the cell's."""
         if self.entry.policy.total:
             return stream == total_order(self.channel)
-        return self._view.may_publish(stream.publisher, stream.channel)
+        return self._view.may_carry(stream.publisher, stream.channel)
 
     def _begin(self) -> list[Effect]:
         self.begun = True
@@ -299,9 +303,11 @@ class Interest:
     def _beginning(self, stream: Stream) -> tuple[int, list[Effect]]:
         """The number to begin with, and the gap or refusal before it."""
         end = self.reports.end(stream)
-        start = self._start
+        start = self._resumed.get(stream, self._start)
         if start is None:
             return end, []
+        if stream in self._resumed:
+            end = max(end, start)  # brokers may not have got there again
         if start > end and self.excerpt is None:
             return end, [self._refuse_start(start, end)]
         # A broker that claims to hold nothing before a far number must not hide what follows.
@@ -339,9 +345,10 @@ class Interest:
         """Bound the streams of each publisher that a broker names and too few others do.
 
         Per publisher: one that opens streams without end at single brokers must not use up what
-        those may name of other publishers.
+        those may name of other publishers. Not on a relayed channel, where any name may be one.
         """
-        mine = [s for s, by in self._named.items() if broker in by and s.publisher == publisher]
+        alike = None if self.entry.policy.relayed else publisher
+        mine = [s for s, by in self._named.items() if broker in by and alike in (None, s.publisher)]
         most = self.entry.policy.limits.streams_per_publisher + MAX_ENDED
         for stale in mine[: max(0, len(mine) - most)]:
             del self._named[stale][broker]

@@ -224,7 +224,14 @@ class Subscriber:
         if join.until:
             excerpt = Excerpt(join.until, entry.policy.limits, self._skipped)
         interest = Interest(
-            self._view, entry, join.start, join.since, excerpt, join=self._joins, heard=self._heard
+            self._view,
+            entry,
+            join.start,
+            join.since,
+            excerpt,
+            join=self._joins,
+            heard=self._heard,
+            cursors=join.cursors,
         )
         self._joins += 1
         self._interests[channel] = interest

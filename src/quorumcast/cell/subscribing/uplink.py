@@ -1,0 +1,135 @@
+"""The uplink: a broker of a child cell as a subscriber of its parent cell.
+
+It wraps a `Subscriber` of the parent. What that accepts becomes `Relayed` for the broker's own
+machine, and what the parent no longer holds becomes `RelayedGap`; everything else that a subscriber
+says goes to the driver as it is. Uplink and broker are two machines of one process. Each has links
+and timers of its own, because the two cells have different members, epochs and keys. The driver of
+each hands every `RelayEvent` that comes out as an effect to the other as an event.
+
+    uplink ──Attach──▶ broker       the parent can be reached
+    uplink ◀──Follow── broker       go on from these numbers
+    uplink ──Relayed─▶ broker       accepted by the parent's thresholds, in order, none twice
+    uplink ──RelayedGap──▶ broker   lost: the parent no longer holds it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave, Refused
+from quorumcast.broadcast.messages import Cursor
+from quorumcast.broadcast.relayed import Attach, Follow, Relayed, RelayedGap
+from quorumcast.cell.subscribing.subscriber import Subscriber
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, Stream
+from quorumcast.core.limits import MAX_RUN
+from quorumcast.core.machine import Connected, Effect, Event
+from quorumcast.crypto.keyring import Keyring
+from quorumcast.manifest.manifest import CellKey, Manifest
+from quorumcast.manifest.origins import check_origin
+
+#: Contents of one run, unless a single publication is larger.
+RUN_BYTES = 1024 * 1024
+
+
+class Uplink:
+    """The machine of one broker's subscriptions to one parent cell."""
+
+    __slots__ = ("_attached", "_here", "_parent", "_subscriber", "_there")
+
+    def __init__(self, child: Manifest, parent: Manifest, keyring: Keyring) -> None:
+        # `keyring` is that of the broker's identity in the parent cell, where it is a client. Its
+        # name may be another there.
+        entries = child.parents.get(parent.key, ())
+        for entry in entries:
+            check_origin(child, entry, parent)
+        self._parent: CellKey = parent.key
+        #: Channels of the parent by those of the child that come from them, and the reverse.
+        self._there = {entry.name: entry.origin.channel for entry in entries if entry.origin}
+        self._here = {there: here for here, there in self._there.items()}
+        self._subscriber = Subscriber(parent, keyring)
+        #: Whether the broker was asked where to go on.
+        self._attached = False
+
+    @property
+    def parent(self) -> CellKey:
+        """The cell that this uplink leads to."""
+        return self._parent
+
+    @property
+    def relayed_channels(self) -> tuple[Channel, ...]:
+        """The channels of the child that come from this parent."""
+        return tuple(self._there)
+
+    def joined(self, channel: Channel) -> bool:
+        """Whether the parent's brokers have said where a channel of the child goes on."""
+        return channel in self._there and self._subscriber.joined(self._there[channel])
+
+    def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
+        """Go on in a new epoch of the parent."""
+        return self._handed_on(self._subscriber.adopt(manifest, keyring))
+
+    def handle(self, event: Event, now: Millis) -> list[Effect]:
+        if isinstance(event, Follow):
+            return self._on_follow(event, now)
+        effects = self._handed_on(self._subscriber.handle(event, now))
+        if isinstance(event, Connected) and not self._attached:
+            self._attached = True
+            effects += map(Attach, self._there)
+        return effects
+
+    def sizes(self) -> dict[str, int]:
+        return self._subscriber.sizes()
+
+    def _on_follow(self, event: Follow, now: Millis) -> list[Effect]:
+        there = self._there.get(event.channel)
+        if there is None:
+            return []
+        cursors = tuple(Cursor(replace(c.stream, channel=there), c.next) for c in event.cursors)
+        left = self._subscriber.handle(Leave(there), now)
+        joined = self._subscriber.handle(Join(there, start=0, cursors=cursors), now)
+        return self._handed_on(left + joined)
+
+    # ------------------------------------------------------- what was accepted
+
+    def _handed_on(self, effects: Iterable[Effect]) -> list[Effect]:
+        """Effects of the subscriber, where what it delivers is for the broker."""
+        out: list[Effect] = []
+        run: list[Deliver] = []
+        for effect in effects:
+            if isinstance(effect, Deliver):
+                if run and not _continues(run, effect):
+                    out.append(self._relayed(run))
+                    run = []
+                run.append(effect)
+                continue
+            if isinstance(effect, DeliverGap):
+                if run:
+                    out.append(self._relayed(run))
+                    run = []
+                stream = self._carried(effect.stream)
+                out.append(RelayedGap(stream, effect.first, effect.upto))
+            elif isinstance(effect, Refused):
+                out.append(replace(effect, channel=self._here.get(effect.channel, effect.channel)))
+            else:
+                out.append(effect)
+        return [*out, self._relayed(run)] if run else out
+
+    def _relayed(self, run: list[Deliver]) -> Relayed:
+        stream, first = run[0].place
+        digests = b"".join([deliver.digest for deliver in run])
+        bodies = tuple([deliver.provable[2] for deliver in run])
+        return Relayed(self._carried(stream), first, digests, bodies)
+
+    def _carried(self, stream: Stream) -> Stream:
+        """The stream of the child that carries on one of the parent."""
+        return replace(stream, channel=self._here[stream.channel])
+
+
+def _continues(run: list[Deliver], effect: Deliver) -> bool:
+    """Whether a publication can be in a run as its next one."""
+    stream, number = run[-1].place
+    if effect.place != (stream, number + 1) or len(run) >= MAX_RUN:
+        return False
+    return sum(len(deliver.body) + DIGEST_SIZE for deliver in run) + len(effect.body) <= RUN_BYTES
