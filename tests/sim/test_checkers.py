@@ -821,7 +821,7 @@ def test_fairness_more_than_two_alpha_apart_is_pending() -> None:
 
 def test_complete_blame_provable_lie_without_evidence_is_pending() -> None:
     stage = Stage()
-    blame = CompleteBlame(Policy.named("brb"), {B2: 1})
+    blame = CompleteBlame(lambda node: Policy.named("brb"), {B2: 1})
     assert pending(blame, stage)
     stage.does(SUB, Suspect(B2, Suspicion.DISSENT))
     assert pending(blame, stage)
@@ -831,7 +831,7 @@ def test_complete_blame_provable_lie_without_evidence_is_pending() -> None:
 
 def test_complete_blame_wrong_contents_prove_nothing_and_need_suspicion() -> None:
     stage = Stage()
-    blame = CompleteBlame(Policy.named("brb"), {}, {B2: None})
+    blame = CompleteBlame(lambda node: Policy.named("brb"), {}, {B2: None})
     assert pending(blame, stage)
     stage.does(SUB, Suspect(B2, Suspicion.BAD_BODY))
     assert not pending(blame, stage)
@@ -839,7 +839,7 @@ def test_complete_blame_wrong_contents_prove_nothing_and_need_suspicion() -> Non
 
 def test_complete_blame_unprovable_lie_needs_suspicion() -> None:
     stage = Stage("ab")
-    blame = CompleteBlame(Policy.named("ab"), {B2: 1})
+    blame = CompleteBlame(lambda node: Policy.named("ab"), {B2: 1})
     assert pending(blame, stage)
     stage.does(SUB, Suspect(B2, Suspicion.DISSENT))
     assert not pending(blame, stage)

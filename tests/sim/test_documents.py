@@ -98,7 +98,7 @@ def test_mangle_alters_so_many_of_each_kind_and_no_more() -> None:
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_manifests_that_are_wrong_are_refused(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "DRAWN", 100)
-    found = documents.examine_manifests(cell_of(policy), operator_of(5), random.Random(1))
+    found = documents.examine_manifests(cell_of(policy), operator_of(), random.Random(1))
     assert list(found) == []
 
 
@@ -117,7 +117,7 @@ def test_manifests_that_would_be_taken_are_reported(
 ) -> None:
     monkeypatch.setattr(documents, "DRAWN", 100)
     monkeypatch.setattr(broken, lambda *manifests: None)
-    assert said in documents.examine_manifests(cell_of(), operator_of(5), random.Random(1))
+    assert said in documents.examine_manifests(cell_of(), operator_of(), random.Random(1))
 
 
 def test_quorums_are_the_least_that_will_do() -> None:

@@ -1,7 +1,6 @@
 """The world itself: time, disks, links, twins and the model, with toy machines."""
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -25,14 +24,11 @@ from quorumcast.core.machine import (
     Timer,
     TimerFired,
 )
-from quorumcast.crypto.identity import Identity
-from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Refusal, Session, encode_parcel
 from quorumcast.faults.contract import Later
-from quorumcast.manifest.build import make_cell, repeatable_seeds
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.adversary import CellFaults
-from quorumcast.sim.cell.cells import Cell, channel_entry, identity_of, make_simulated_cell
+from quorumcast.sim.cell.cells import channel_entry, make_named_cell, make_simulated_cell
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.network import LinkWeather, Network, Weather
 from quorumcast.sim.kernel.node import SimulatedNode
@@ -465,49 +461,28 @@ def test_world_publisher_restart_is_a_new_incarnation() -> None:
 # ----------------------------------------------------------- several cells in one world
 
 
-def other_cell() -> Cell:
-    """Another cell, of which broker-1 of the usual one is a client."""
-    seeds = repeatable_seeds("another cell")
-    identities = {B1: identity_of(4, B1)}
-    brokers = [(f"lower-{n}", "127.0.0.1", 7100 + n) for n in (1, 2, 3)]
-    operator = Identity(NodeId("operator"), seeds("operator"))
-    manifest, identities = make_cell(
-        "other", brokers, 1, [B1], [channel_entry("orders", Policy.named("direct"))],
-        operator=operator, identities=identities, seed_source=seeds,
-    )  # fmt: skip
-    return Cell(manifest, {name: manifest.keyring(one) for name, one in identities.items()})
-
-
-def test_network_node_of_two_cells_has_the_keys_of_each() -> None:
-    """A session takes the keys of the cell that both ends are in."""
-    one, other = make_simulated_cell(4, 1, ()), other_cell()
-    lower = NodeId("lower-1")
-    scheduler = Scheduler(7)
-    network = Network(scheduler, one.keyrings | other.keyrings, CELL_FAMILY, CALM)
-    toys = {name: Toy(lambda event: []) for name in (B1, B2, lower)}
-    for name in toys:
-        network.add(SimulatedNode(name, partial(toys.__getitem__, name), scheduler, network, []))
-    network.connect(B1, B2)
-    network.connect(B1, lower)
-
-    def of_the_link(node: NodeId, peer: NodeId) -> Keyring:
-        return (other if lower in (node, peer) else one).keyrings[node]
-
-    network.keyring = of_the_link
-    scheduler.run_until(100)
-    network.transmit(B1, B2, [encode_parcel(HELLO)])
-    network.transmit(B1, lower, [encode_parcel(HELLO)])
-    scheduler.run_until(120)
-    for name in (B2, lower):
-        assert [e for _, e in toys[name].events if isinstance(e, Receive)] == [Receive(B1, HELLO)]
-    assert not network.refused
-
-
 def test_adversary_f_liars_of_each_cell_may_lie_at_once() -> None:
-    one, other = make_simulated_cell(4, 1, ()), other_cell()
+    one = make_simulated_cell(4, 1, ())
+    lower = tuple(NodeId(f"lower-{n}") for n in (1, 2, 3))
+    other = make_named_cell("other", lower, 1, (), ())
     nodes = [*one.manifest.broker_ids, *other.manifest.broker_ids]
     model = CellFaults(lambda node: one if node in one.manifest.broker_ids else other, None)
     refused = [node for node in nodes if model.refusal(node, {B2: "alter"})]
     assert refused == [*one.manifest.broker_ids]
-    liars = {B2: "alter", NodeId("lower-2"): "alter"}
+    liars = {B2: "alter", lower[1]: "alter"}
     assert [node for node in nodes if model.refusal(node, liars)] == nodes
+
+
+def test_adversary_machines_of_one_process_crash_pause_and_restart_together() -> None:
+    world = make_world()
+    world.adversary.companions[B1] = (B2,)
+    world.adversary.crash(B1)
+    assert [world.nodes[name].up for name in (B1, B2, B3)] == [False, False, True]
+    world.adversary.restart(B1)
+    assert [world.nodes[name].up for name in (B1, B2)] == [True, True]
+    machine = world.nodes[B2].machine
+    world.adversary.pause(B1)
+    world.nodes[B2].in_turn(lambda: pytest.fail("it is paused"))
+    world.adversary.crash(B1)
+    world.adversary.restart(B1)
+    assert world.nodes[B2].machine is not machine

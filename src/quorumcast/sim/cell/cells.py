@@ -32,20 +32,19 @@ class Cell(msgspec.Struct, eq=False):
     keyrings: dict[NodeId, Keyring]
 
 
-@cache
-def _identities(
-    brokers: int, clients: tuple[NodeId, ...]
-) -> tuple[Identity, dict[NodeId, Identity]]:
-    seeds = repeatable_seeds(CELL_NAME)
-    names = [*broker_names(brokers), *clients]
-    operator = Identity(NodeId("operator"), seeds("operator"))
-    return operator, {name: Identity(name, seeds(name)) for name in names}
+Names = tuple[NodeId, ...]
 
 
 @cache
-def _keyrings(brokers: int, clients: tuple[NodeId, ...]) -> dict[NodeId, Keyring]:
-    manifest = _manifest(brokers, 0, (), clients)
-    _, identities = _identities(brokers, clients)
+def _identities(cell: str, brokers: Names, clients: Names) -> dict[NodeId, Identity]:
+    seeds = repeatable_seeds(cell)
+    return {name: Identity(name, seeds(name)) for name in (*brokers, *clients)}
+
+
+@cache
+def _keyrings(cell: str, brokers: Names, clients: Names) -> dict[NodeId, Keyring]:
+    manifest = _manifest(cell, brokers, 0, (), clients)
+    identities = _identities(cell, brokers, clients)
     return {name: manifest.keyring(identity) for name, identity in identities.items()}
 
 
@@ -56,7 +55,7 @@ def broker_names(count: int) -> tuple[NodeId, ...]:
 
 def identity_of(brokers: int, node: NodeId) -> Identity:
     """The identity of a node in cells of that size."""
-    return _identities(brokers, CLIENTS)[1][node]
+    return _identities(CELL_NAME, broker_names(brokers), CLIENTS)[node]
 
 
 def life_of(broker: NodeId, number: int = 1) -> bytes:
@@ -64,24 +63,24 @@ def life_of(broker: NodeId, number: int = 1) -> bytes:
     return hashlib.sha256(f"life {number} of {broker}".encode()).digest()
 
 
-def operator_of(brokers: int) -> Identity:
-    """The operator of cells of that size."""
-    return _identities(brokers, CLIENTS)[0]
+@cache
+def operator_of(cell: str = CELL_NAME) -> Identity:
+    """The operator of cells of that name."""
+    return Identity(NodeId("operator"), repeatable_seeds(cell)("operator"))
 
 
 @cache
 def _manifest(
-    brokers: int, f: int, channels: tuple[ChannelEntry, ...], clients: tuple[NodeId, ...]
+    cell: str, brokers: Names, f: int, channels: tuple[ChannelEntry, ...], clients: Names
 ) -> Manifest:
-    operator, identities = _identities(brokers, clients)
     manifest, _ = make_cell(
-        CELL_NAME,
-        [(name, "127.0.0.1", 7000 + port) for port, name in enumerate(broker_names(brokers))],
+        cell,
+        [(name, "127.0.0.1", 7000 + port) for port, name in enumerate(brokers)],
         f,
         clients,
         channels,
-        operator=operator,
-        identities=identities,
+        operator=operator_of(cell),
+        identities=_identities(cell, brokers, clients),
     )
     return manifest
 
@@ -94,7 +93,15 @@ def make_simulated_cell(
 ) -> Cell:
     """A cell of that size with these channels; `clients` are added to the usual ones."""
     more = (*CLIENTS, *(client for client in clients if client not in CLIENTS))
-    return Cell(_manifest(brokers, f, tuple(channels), more), dict(_keyrings(brokers, more)))
+    return make_named_cell(CELL_NAME, broker_names(brokers), f, channels, more)
+
+
+def make_named_cell(
+    cell: str, brokers: Names, f: int, channels: Sequence[ChannelEntry], clients: Names
+) -> Cell:
+    """A cell with these names and channels."""
+    manifest = _manifest(cell, brokers, f, tuple(channels), clients)
+    return Cell(manifest, dict(_keyrings(cell, brokers, clients)))
 
 
 def channel_entry(

@@ -171,7 +171,7 @@ class Members:
         world.scheduler.after(READ_MS, self._read_file)
 
     def _signed(self, manifest: Manifest) -> bytes:
-        return msgspec.json.encode(sign_manifest(manifest, operator_of(len(self._pool.brokers))))
+        return msgspec.json.encode(sign_manifest(manifest, operator_of()))
 
     def _keyring(self, manifest: Manifest, name: NodeId) -> Keyring:
         return manifest.keyring(identity_of(len(self._pool.brokers), name))

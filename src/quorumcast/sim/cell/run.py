@@ -71,21 +71,22 @@ class CellRun(Run[CellPlan, CellWorld]):
     """The execution of one plan for a cell."""
 
     def __init__(self, plan: CellPlan) -> None:
+        self.plan = plan
         # A generator of its own, so that documents do not change the rest of the run.
         self._rng = random.Random(f"documents {plan.seed}")
         #: The cell, or the one in which publishers are, with all brokers that it may ever have.
-        self.pool = self.make_pool(plan)
+        self.pool = self.make_pool()
         operated = plan.newcomers > 0 or any(act.what in STEPS for act in plan.acts)
         cell = first_epoch(self.pool, plan.brokers) if operated else self.pool
         if any(act.what == "rotate" for act in plan.acts):
             cell = own_keyrings(cell)
         checkers = [*safety_checkers(gaps_allowed=plan.gaps_allowed), SoundCourt(self._rng)]
-        world = self.make_world(plan, cell, checkers)
+        world = self.make_world(cell, checkers)
         world.facts.gaps_allowed = plan.gaps_allowed
         world.facts.is_honest = is_honest(plan)
         late = [act.node for act in plan.acts if act.what == "faults" and act.node]
         world.facts.honest_yet = dict.fromkeys(late)
-        super().__init__(plan, world, self.make_bounds(plan))
+        super().__init__(plan, world, self.make_bounds())
         self._members: Members | None = None
         if operated:
             waits = not plan.policy.total
@@ -102,15 +103,15 @@ class CellRun(Run[CellPlan, CellWorld]):
 
     # ------------------------------------- what a family of cells may replace
 
-    def make_pool(self, plan: CellPlan) -> Cell:
+    def make_pool(self) -> Cell:
         """The cell of a plan, with all brokers that it may ever have."""
+        plan = self.plan
         clients = (*plan.publishers, *plan.subscribers)
         return make_simulated_cell(plan.brokers + plan.newcomers, plan.f, plan.channels, clients)
 
-    def make_world(
-        self, plan: CellPlan, cell: Cell, checkers: Sequence[Checker[CellFacts]]
-    ) -> CellWorld:
+    def make_world(self, cell: Cell, checkers: Sequence[Checker[CellFacts]]) -> CellWorld:
         """The world of a plan, without nodes."""
+        plan = self.plan
         return CellWorld(
             cell,
             plan.seed,
@@ -121,9 +122,9 @@ class CellRun(Run[CellPlan, CellWorld]):
             most_faulty=max([plan.f, *(a.amount for a in plan.acts if a.what == "faults")]),
         )
 
-    def make_bounds(self, plan: CellPlan) -> Mapping[str, int]:
+    def make_bounds(self) -> Mapping[str, int]:
         """The largest size of every container of a machine."""
-        amounts = [act.amount for act in plan.acts if act.what == "retain"]
+        amounts = [act.amount for act in self.plan.acts if act.what == "retain"]
         return bounds_of(self.pool.manifest, max(amounts, default=0))
 
     # ---------------------------------------------------------------- the run
@@ -135,7 +136,7 @@ class CellRun(Run[CellPlan, CellWorld]):
     def _examine_documents(self) -> None:
         """Compare quorums, manifests and named subscriptions with independent models."""
         manifest = self.world.cell.manifest
-        operator = operator_of(len(manifest.brokers))
+        operator = operator_of()
         for flaw in examine_quorums(len(manifest.brokers), manifest.f):
             self.world.facts.violate("Sound quorums", flaw)
         for flaw in examine_manifests(manifest, operator, self._rng):
@@ -189,11 +190,14 @@ class CellRun(Run[CellPlan, CellWorld]):
 
     # ------------------------------------------------------------- acts
 
+    def forgets(self, broker: NodeId) -> bool:
+        """Whether a broker that crashed may contradict what it vouched for: it has no journal."""
+        return not self.plan.policy.journal
+
     def crash(self, act: Act) -> None:
         world, now = self.world, self.world.scheduler.now
         is_broker = world.cell_of(act.node).manifest.broker(act.node) is not None
-        if is_broker and act.what == "crash" and not self.plan.policy.journal:
-            # It restarts without memory and may contradict what it vouched for.
+        if is_broker and act.what == "crash" and self.forgets(act.node):
             world.adversary.declare(act.node, "amnesia")
         super().crash(act)
         world.facts.stopped(act.node, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from quorumcast.broadcast.application import Acknowledged, Join, Leave, Prove, Recall, Submit
 from quorumcast.broadcast.messages import Ack
@@ -81,15 +81,15 @@ class CellWorld(World[CellFacts]):
         coalesce_ms: int = 0,
         most_faulty: int | None = None,
     ) -> None:
+        self.cell = cell
         super().__init__(
             seed,
-            cell.keyrings,
+            self.keyrings(),
             CELL_FAMILY,
             weather,
             sync_ms=sync_ms,
             coalesce_ms=coalesce_ms,
         )
-        self.cell = cell
         adversary = CellAdversary(
             self.cell_of, self.scheduler, self.network, self.nodes, most_faulty=most_faulty
         )
@@ -128,6 +128,10 @@ class CellWorld(World[CellFacts]):
     def cell_of(self, node: NodeId) -> Cell:
         """The cell in which a node serves, publishes or subscribes."""
         return self.cell
+
+    def keyrings(self) -> Mapping[NodeId, Keyring]:
+        """The keys of every node."""
+        return self.cell.keyrings
 
     def make_facts(self, adversary: CellAdversary) -> CellFacts:
         """The record of what happens in this world."""

@@ -80,6 +80,8 @@ class Adversary:
         self.faulty: dict[NodeId, str] = {}
         #: Faults of each node, in order of injection.
         self._faults: dict[NodeId, list[Fault]] = {}
+        #: Nodes whose machines run in one process with another node's: they share its fate.
+        self.companions: dict[NodeId, tuple[NodeId, ...]] = {}
         #: Number of faults injected so far.
         self.injected = 0
         #: Wraps a fault before it is installed, for example to record its deeds.
@@ -130,27 +132,34 @@ class Adversary:
         self._network.break_all(node)
         self.injected += 1
 
+    def _process(self, node: NodeId) -> tuple[NodeId, ...]:
+        return (node, *self.companions.get(node, ()))
+
     def crash(
         self, node: NodeId, *, wipe: bool = False, tear: int = 0, corrupt: bool = False
     ) -> None:
         """Crash a node; `Disk.crash` explains what is left of its disk."""
-        self._nodes[node].crash(wipe=wipe, tear=tear, corrupt=corrupt)
-        self._network.break_all(node)
+        for one in self._process(node):
+            self._nodes[one].crash(wipe=wipe, tear=tear, corrupt=corrupt)
+            self._network.break_all(one)
         self.injected += 1
 
     def pause(self, node: NodeId) -> None:
         """Pause a node's process (as SIGSTOP does): the node is slow, not faulty."""
-        self._nodes[node].pause()
+        for one in self._process(node):
+            self._nodes[one].pause()
         self.injected += 1
 
     def resume(self, node: NodeId) -> None:
         """Resume a paused node."""
-        self._nodes[node].resume()
+        for one in self._process(node):
+            self._nodes[one].resume()
 
     def restart(self, node: NodeId) -> None:
         """Restart a crashed node."""
         if not self._nodes[node].up:
-            self._nodes[node].restart()
+            for one in self._process(node):
+                self._nodes[one].restart()
 
     def cut(self, node: NodeId, peer: NodeId) -> None:
         """Break the connection of two nodes; both notice and reconnect."""

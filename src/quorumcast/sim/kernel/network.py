@@ -131,8 +131,7 @@ class Network:
         self._scheduler = scheduler
         self._family = family
         self._rng = scheduler.fork("network")
-        #: The keys of a node towards a peer; a node of several cells has a keyring for each.
-        self.keyring: Callable[[NodeId, NodeId], Keyring] = lambda node, peer: keyrings[node]
+        self._keyrings = keyrings
         self.weather = weather
         self._is_calm = False
         #: Conditions in force on the directions of links that have their own.
@@ -186,7 +185,7 @@ class Network:
             if not link.is_kept and caller not in link.sessions:
                 link.waiting[caller] = None
             return
-        directory = self.keyring(caller, callee).directory
+        directory = self._keyrings[caller].directory
         known = holder(callee) in directory.keys and directory.address(callee) is not None
         if not known or callee == caller:
             self._tell_unreachable(caller, callee, DialFailure.UNKNOWN)
@@ -269,8 +268,7 @@ class Network:
             return
         link.greeting = True
         generation = link.generation
-        caller = self.keyring(link.caller, link.callee)
-        callee = self.keyring(link.callee, link.caller)
+        caller, callee = self._keyrings[link.caller], self._keyrings[link.callee]
         hello = Hello(
             PROTOCOL,
             caller.instance,
@@ -353,8 +351,7 @@ class Network:
             (link.callee, link.caller, (before[0], nonce)),
             (link.caller, link.callee, (hello, before[1])),
         ):
-            keyring = self.keyring(end, peer)
-            fooled = self._session(keyring, peer, *greeting, end == link.caller)
+            fooled = self._session(self._keyrings[end], peer, *greeting, end == link.caller)
             for frame, _ in recorded.get(end, ()):
                 if not isinstance(fooled.open(frame), Refusal):
                     self.on_breach(end, peer, "takes packets of an earlier connection")
@@ -527,8 +524,7 @@ class Network:
 
     def impersonate(self, stolen: Keyring, broker: NodeId, parcels: list[Parcel]) -> None:
         """Call a broker with stolen keys of an old epoch, in their owner's name."""
-        name = stolen.identity.name
-        keyring = self.keyring(broker, name)
+        keyring, name = self._keyrings[broker], stolen.identity.name
         nonces = self._rng.randbytes(NONCE_SIZE), self._rng.randbytes(NONCE_SIZE)
         hello = Hello(PROTOCOL, keyring.instance, keyring.epoch, name, broker, nonces[0])
         thief = self._session(stolen, broker, hello, nonces[1], True)

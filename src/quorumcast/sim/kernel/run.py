@@ -147,11 +147,13 @@ class Run(Generic[Planned, Place]):
 
     def _calm_down(self) -> None:
         self.world.network.calm()
+        adversary = self.world.adversary
         stopped = [act.node for act in self.plan.acts if act.what == "stop"]
-        for name in self.world.nodes:
-            self.world.adversary.resume(name)
+        inside = [name for names in adversary.companions.values() for name in names]
+        for name in [name for name in self.world.nodes if name not in inside]:
+            adversary.resume(name)
             if name not in stopped:
-                self.world.adversary.restart(name)
+                adversary.restart(name)
         self.world.facts.calm = True
 
     def _await_promises(self, promises: Sequence[Promise[Any]]) -> None:

@@ -142,7 +142,7 @@ def start_draft(seed: int, policy: str | None, adversary: str | None) -> Draft:
     # A generator of its own, so that naming both replays what was drawn with neither named.
     policy_name, adversary = random.Random(f"pair {seed}").choice(pairs)
     short = adversary != "members" and rng.randrange(3) == 0
-    rules = _draw_policy(rng, policy_name, short=short, journal=adversary in JOURNALED)
+    rules = draw_policy(rng, policy_name, short=short, journal=adversary in JOURNALED)
     sizes = SIZES[rules.protection]
     if rules.total and rules.crash_only:
         sizes = SIZES[Protection.TRUSTED]  # 2f+1, since a majority must be left
@@ -162,7 +162,8 @@ def start_draft(seed: int, policy: str | None, adversary: str | None) -> Draft:
     return draft
 
 
-def _draw_policy(rng: random.Random, name: str, *, short: bool, journal: bool) -> Policy:
+def draw_policy(rng: random.Random, name: str, *, short: bool, journal: bool) -> Policy:
+    """A policy with drawn α and limits, which are so small that streams reach them."""
     alpha = rng.choice((2, 4, 8) if short else (4, 4, 8, 16, 32))
     limits = _short_limits(rng) if short else small_limits()
     most = min(limits.window, limits.retained_publications // 2)

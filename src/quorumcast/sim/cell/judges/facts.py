@@ -334,7 +334,7 @@ class CellFacts(kernel.Facts):
             case Join(channel=channel) if self.adversary.is_correct(node):
                 reader = Reader(node, channel, now, start=event.start, until=event.until)
                 if event.start is not None:
-                    reader.past = self._past(channel)
+                    reader.past = self.owed_past(node, channel)
                 self.readers.append(reader)
                 self._current[node, channel] = reader
             case Recall(channel=channel, first=first, count=count):
@@ -350,7 +350,8 @@ class CellFacts(kernel.Facts):
             case _:
                 pass
 
-    def _past(self, channel: Channel) -> OwedPast:
+    def owed_past(self, node: NodeId, channel: Channel) -> OwedPast:
+        """What a reader of the past is owed that joins now."""
         safe = {s: upto for s, upto in self.acknowledged.items() if s.channel == channel}
         return OwedPast(safe, {key: upto for key, upto in self.held.items() if key[0] in safe})
 

@@ -7,7 +7,7 @@ the run ends early when nothing is pending, and a promise still pending at the e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from quorumcast.core.ids import NodeId, Stream, holder
 from quorumcast.core.statements import EvidenceKind
@@ -227,9 +227,13 @@ class CompleteBlame:
     name = "Complete blame"
 
     def __init__(
-        self, policy: Policy, told: Collection[NodeId], dubious: Collection[NodeId] = ()
+        self,
+        policy: Callable[[NodeId], Policy],
+        told: Collection[NodeId],
+        dubious: Collection[NodeId] = (),
     ) -> None:
-        self._policy = policy.like
+        #: The policy of a node's cell.
+        self._policy = policy
         #: Brokers whose provable lies reached correct nodes while the network was calm.
         self._told = told
         #: Nodes whose wrong contents did.
@@ -240,7 +244,8 @@ class CompleteBlame:
             entry = CATALOGUE.get(how)
             if entry is None or not (node in self._told or node in self._dubious):
                 continue
-            provable = entry.trace is Footprint.EVIDENCE and self._policy in entry.provable_under
+            is_evidence = entry.trace is Footprint.EVIDENCE
+            provable = is_evidence and self._policy(node).like in entry.provable_under
             if provable and node in self._told and not facts.convicted(node):
                 return f"{node} did {how!r} and nobody can prove it"
             if entry.trace is not Footprint.NOTHING and not (
@@ -280,8 +285,17 @@ class SharedEvidence:
         return None
 
 
-def promised(policy: Policy, *, valid: bool, lies: Lies) -> list[Promise[CellFacts]]:
-    """The liveness properties of a policy; `valid`: the adversary leaves validity intact."""
+def promised(
+    policy: Policy,
+    *,
+    valid: bool,
+    lies: Lies,
+    policy_of: Callable[[NodeId], Policy] | None = None,
+) -> list[Promise[CellFacts]]:
+    """The liveness properties of a policy; `valid`: the adversary leaves validity intact.
+
+    `policy_of` is the policy of a node's own cell, where there are several.
+    """
     result: list[Promise[CellFacts]] = []
     if valid:
         result += [
@@ -295,5 +309,5 @@ def promised(policy: Policy, *, valid: bool, lies: Lies) -> list[Promise[CellFac
         result += [Durability(), Extracts(), Answers()]
     if policy.has_totality:
         result.append(Totality(policy))
-    result.append(CompleteBlame(policy, lies.told, lies.dubious))
+    result.append(CompleteBlame(policy_of or (lambda node: policy), lies.told, lies.dubious))
     return result

@@ -65,7 +65,7 @@ def charter(epoch: int, *, forged: bool = False) -> bytes:
     group = Group(NAME, members, max_attempts=attempts)
     channels = (replace(orders, groups=(group,)), make_companion(orders))
     manifest = replace(make_simulated_cell(4, 1, channels).manifest, epoch=epoch)
-    signed = sign_manifest(manifest, operator_of(4))
+    signed = sign_manifest(manifest, operator_of())
     if forged:
         everybody = replace(group, members=(*members, OUTSIDER))
         orders = replace(orders, groups=(everybody,))

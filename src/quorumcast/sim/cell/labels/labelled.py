@@ -137,9 +137,7 @@ def labelled_run(seed: int) -> dict[str, dict[str, list[object]]]:
         documents += [(liar, d) for d in forgeries(keyring, run.manifest.epoch, victims)]
     model = Model(run.manifest.broker_ids, run.manifest.f)
     labels = statuses(run, model, liars)
-    signed = msgspec.json.encode(
-        sign_manifest(run.manifest, operator_of(len(run.manifest.brokers)))
-    )
+    signed = msgspec.json.encode(sign_manifest(run.manifest, operator_of()))
     rows = [(name, observer, d.kind, d.subject, d.data) for observer, d in documents]
     return {
         "observations": columns_of(name, observations),
