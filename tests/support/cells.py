@@ -70,6 +70,7 @@ class Cell:
         publishers: tuple[str, ...] = (EVERYONE,),
         subscribers: tuple[str, ...] = (EVERYONE,),
         clients: tuple[str, ...] = (ALICE, BOB, CAROL),
+        schema: tuple[tuple[str, str], ...] = (),
     ) -> None:
         names = [f"b{i}" for i in range(1, n + 1)]
         self.policy = policy
@@ -79,7 +80,7 @@ class Cell:
             [(name, "localhost", 7000 + i) for i, name in enumerate(names)],
             f,
             clients,
-            [ChannelEntry(ORDERS, policy, publishers, subscribers)],
+            [ChannelEntry(ORDERS, policy, publishers, subscribers, schema)],
             operator=identity_of("operator"),
             identities={NodeId(name): identity_of(name) for name in (*names, *clients)},
         )

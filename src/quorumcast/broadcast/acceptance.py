@@ -24,7 +24,7 @@ from quorumcast.broadcast.chain import last_of_chain
 from quorumcast.broadcast.vote_ranges import Value, VoteRange, VoteRanges, part_of
 from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, NodeId, Stream, split_digests
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Drop, DropReason, Effect, Suspect, Suspicion
+from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Suspect, Suspicion
 from quorumcast.core.quorum import Broadcast, Protection, Quorums, accept_votes
 from quorumcast.core.tally import Ballot, Tally
 from quorumcast.crypto.digest import Hasher
@@ -154,7 +154,7 @@ class Acceptor:
     def complete(self) -> bool:
         """Whether the next number is decided and its body is there."""
         span = self._ranges.get(self.next)
-        return span is not None and span.decided is not None and span.decided in span.bodies
+        return span is not None and self._held(span) is not None
 
     @property
     def crowded(self) -> bool:
@@ -169,9 +169,26 @@ class Acceptor:
             if span.decided is None:
                 break
             number += span.count
-            if span.decided not in span.bodies:
+            if self._held(span) is None:
                 found.extend(range(span.first, number))
         return found[:limit]
+
+    @property
+    def where(self) -> bytes:
+        """The id of the predicates whose results are accepted; b"" for whole publications."""
+        return b""
+
+    def pulled_whole(self, number: int) -> bool:
+        """Whether a lacking number is decided as a publication, whatever is accepted of it."""
+        return False
+
+    def named(self) -> list[tuple[int, bytes]]:
+        """Numbers that only a history decided and that are not due yet, and what it named."""
+        return [
+            (span.first, span.decided)
+            for span in self._ranges.all()
+            if span.by_history and span.decided is not None
+        ]
 
     def undecided(self, end: int) -> int:
         """How many numbers below `end`, from the next one on, nothing has decided."""
@@ -218,6 +235,16 @@ class Acceptor:
                 # With a broker less, what is there may be enough.
                 won = [value for value in span.tally.values() if rule(span.tally, value)]
                 span.decided = won[0][0] if won else None
+
+    def follow(self, old: Acceptor) -> None:
+        """Go on where another acceptor of the stream is, which accepted other results of it.
+
+        Votes are cast anew. Histories are not: what only they decided stays decided.
+        """
+        self.last_vote = dict.fromkeys(old.last_vote, self.next - 1)
+        self._dissenters, self.is_split = old._dissenters, old.is_split
+        for first, digests in old.named():
+            self.settle(first, digests)
 
     # --------------------------------------------------------------- votes
 
@@ -266,7 +293,7 @@ class Acceptor:
             told
             for number, digest in enumerate(split_digests(digests), first)
             if self._accepted.get(number, digest) != digest
-            for told in self._dissents(broker, number)
+            for told in self._dissents(broker, number, digest)
         ]
 
     def _vote_in_range(
@@ -377,21 +404,43 @@ class Acceptor:
         """
         effects: list[Effect] = []
         while (span := self._ranges.get(self.next)) is not None:
-            bodies = None if span.decided is None else span.bodies.get(span.decided)
+            bodies = self._held(span)
             if bodies is None or (awaited and not span.tally.votes().keys() >= set(awaited)):
                 break
             effects += self._deliver(span, bodies)
         return effects
 
-    def _deliver(self, span: VoteRange, bodies: tuple[bytes, ...]) -> list[Effect]:
+    def _held(self, span: VoteRange) -> Bodies | None:
+        """The bodies of what was decided for a range, if it was and they are there."""
+        return None if span.decided is None else span.bodies.get(span.decided)
+
+    def _deliver(self, span: VoteRange, bodies: Bodies) -> list[Effect]:
         digests = span.decided or b""
         self._ranges.remove(span)
         self._pending_bytes -= span.size
         cast = span.tally.votes()
         votes = tuple([broker for broker, value in cast.items() if value[0] == digests])
-        dissent: tuple[NodeId, ...] = ()
+        others: dict[NodeId, bytes] = {}
         if len(votes) != len(cast):
-            dissent = tuple([broker for broker, value in cast.items() if value[0] != digests])
+            others = {broker: v[0] for broker, v in cast.items() if v[0] != digests}
+        effects = self._hand_out(span, digests, bodies, votes, tuple(others))
+        for broker, said in others.items():
+            for number, digest in enumerate(split_digests(said), span.first):
+                effects += self._dissents(broker, number, digest)
+        self.next = span.first + span.count
+        while len(self._accepted) > self._keep:
+            self._accepted.popitem(last=False)
+        return effects
+
+    def _hand_out(
+        self,
+        span: VoteRange,
+        digests: bytes,
+        bodies: Bodies,
+        votes: tuple[NodeId, ...],
+        dissent: tuple[NodeId, ...],
+    ) -> list[Effect]:
+        """Tell the application what was accepted."""
         effects: list[Effect] = []
         for number, (digest, body) in enumerate(
             zip(split_digests(digests), bodies, strict=True), span.first
@@ -400,13 +449,9 @@ class Acceptor:
             effects.append(
                 Deliver(self.stream, number, digest, body, votes, dissent, span.by_history)
             )
-            effects += [told for broker in dissent for told in self._dissents(broker, number)]
-        self.next = span.first + span.count
-        while len(self._accepted) > self._keep:
-            self._accepted.popitem(last=False)
         return effects
 
-    def _dissents(self, broker: NodeId, number: int) -> list[Suspect]:
+    def _dissents(self, broker: NodeId, number: int, said: Digest) -> list[Suspect]:
         """Suspect a broker that differs from the others, or its publisher.
 
         If either may be to blame, all dissent of one broker on this stream is one suspicion: it
@@ -414,12 +459,16 @@ class Acceptor:
         publisher equivocates.
         """
         if self._liars is None or self.is_split:
-            return [self._suspect(broker, Suspicion.DISSENT, number)]
+            return [self._suspect(broker, self._charge(said), number)]
         if broker in self._dissenters:
             return []
         self._dissenters[broker] = None
         self.is_split = len(self._dissenters) > self._liars
-        return [self._suspect(broker, Suspicion.DISSENT, number)]
+        return [self._suspect(broker, self._charge(said), number)]
+
+    def _charge(self, said: Digest) -> Suspicion:
+        """What a broker is suspected of that voted for this instead of what was accepted."""
+        return Suspicion.DISSENT
 
     def _suspect(self, broker: NodeId, reason: Suspicion, number: int) -> Suspect:
         if self._liars is None:

@@ -27,7 +27,8 @@ class Join(Event, frozen=True):
     there is one order, everything from a position on. With `since`, which goes with `start` 0, it
     hears of what is held no less than everything from the first publication of that time on. With
     `until`, where there is one order, it hears nothing from that position on. With `cursors`, these
-    streams go on at their numbers, and what is no longer held from there on is a gap.
+    streams go on at their numbers, and what is no longer held from there on is a gap. With `where`,
+    it hears only of the rows that match one of these predicates.
     """
 
     channel: Channel
@@ -35,6 +36,14 @@ class Join(Event, frozen=True):
     since: int = 0
     until: int = 0
     cursors: tuple[Cursor, ...] = ()
+    where: tuple[str, ...] = ()
+
+
+class Select(Event, frozen=True):
+    """The application wants other rows from now on: what it has not been told yet; () for all."""
+
+    channel: Channel
+    where: tuple[str, ...] = ()
 
 
 class Leave(Event, frozen=True):
@@ -83,6 +92,8 @@ class Deliver(Effect, frozen=True):
     by_history: bool = False
     #: Its place in the channel's total order; 0 where there is none.
     position: int = 0
+    #: If `body` is a cut (`matching.cut`) of the publication: what was voted for; else b"".
+    cut: bytes = b""
 
     @property
     def place(self) -> tuple[Stream, int]:
@@ -93,11 +104,18 @@ class Deliver(Effect, frozen=True):
 
     @property
     def provable(self) -> tuple[Stream, int, bytes]:
-        """The stream, number and contents that brokers sign for."""
+        """The stream, number and contents that brokers sign for, or a cut of these contents."""
         if not self.position:
             return self.stream, self.number, self.body
-        contents = label(self.stream, self.number) + self.body
+        contents = self.body if self.cut else label(self.stream, self.number) + self.body
         return total_order(self.stream.channel), self.position, contents
+
+
+class Passed(Effect, frozen=True):
+    """Up to this number nothing more matches the predicates of the subscription."""
+
+    stream: Stream
+    upto: int
 
 
 class DeliverGap(Effect, frozen=True):

@@ -12,8 +12,19 @@ import msgspec
 from msgspec import Meta
 
 from quorumcast.core import limits
-from quorumcast.core.ids import Count, Positive, Stream
+from quorumcast.core.ids import (
+    DIGEST_SIZE,
+    PREDICATE_ID_SIZE,
+    Count,
+    Positive,
+    Stream,
+)
 from quorumcast.core.message import Digests, Message, NodeName, Order, RunDigest
+
+#: The id of what a node asks of a channel (`matching.filter`); b"" for everything.
+PredicateId = Annotated[bytes, Meta(max_length=PREDICATE_ID_SIZE)]
+#: A number of a run, counted from its first.
+Place = Annotated[int, Meta(ge=0, lt=limits.MAX_RUN)]
 
 
 class Open(Message, frozen=True, array_like=True):
@@ -100,11 +111,15 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pull(Message, frozen=True, array_like=True):
-    """Send me what you hold of these publications."""
+    """Send me what you hold of these publications.
+
+    With `where`, the id of my predicate, vote again for its results on them (`Matches`).
+    """
 
     stream: Stream
     first: Positive
     count: Annotated[int, Meta(ge=1, le=limits.MAX_RUN)]
+    where: PredicateId = b""
 
 
 class Contents(Message, frozen=True, array_like=True):
@@ -113,6 +128,21 @@ class Contents(Message, frozen=True, array_like=True):
     stream: Stream
     first: Positive
     digests: Digests
+
+
+class Matches(Message, frozen=True, array_like=True):
+    """I vouch for what a subscriber's predicate, `where`, makes of a run.
+
+    Something matches at each of the `places`, counted from `first`: `values` are the digests of
+    what, and bodies follow for subscribers that asked for them. Nothing matches elsewhere.
+    """
+
+    stream: Stream
+    first: Positive
+    count: Annotated[int, Meta(ge=1, le=limits.MAX_RUN)]
+    where: PredicateId
+    places: Annotated[tuple[Place, ...], Meta(max_length=limits.MAX_RUN)] = ()
+    values: Annotated[bytes, Meta(max_length=DIGEST_SIZE * limits.MAX_RUN)] = b""
 
 
 class Custom(Message, frozen=True, array_like=True):

@@ -14,6 +14,7 @@ from quorumcast.broadcast.messages import (
     Cursor,
     Custom,
     Echo,
+    Matches,
     Open,
     Outlived,
     Publish,
@@ -45,6 +46,8 @@ from quorumcast.ordering.messages import (
     Sync,
     Write,
 )
+
+PredicateText = Annotated[str, Meta(max_length=limits.MAX_PREDICATE_TEXT)]
 
 
 class Finish(Message, frozen=True, array_like=True):
@@ -82,7 +85,7 @@ class Subscribe(Message, frozen=True, array_like=True):
 
     With `since` (microseconds), `Position.base` in the answer is the first number of that time, or
     one before it. With `until`: only numbers before that one, once. `join` tells the subscriptions
-    of one node apart.
+    of one node apart. With `where`: only what matches one of these predicates, as `Matches`.
     """
 
     channel: ChannelName
@@ -91,6 +94,7 @@ class Subscribe(Message, frozen=True, array_like=True):
     since: Count = 0
     until: Count = 0
     join: Count = 0
+    where: Annotated[tuple[PredicateText, ...], Meta(max_length=limits.MAX_PREDICATES)] = ()
 
 
 class Unsubscribe(Message, frozen=True, array_like=True):
@@ -198,10 +202,10 @@ class Accusation(Message, frozen=True, array_like=True):
 
 CellMessage = (
     Open | Finish | Publish | ChainRun | Ack | Outlived | Refuse | Echo | Ready | Subscribe
-    | Unsubscribe | Positions | Vote | Pull | Contents | Custom | Missed | Attest | Checkpoint
-    | Survey | Regain | Regained | Displaced | Offer | Propose | Write | Accept | Stop | StopData
-    | Sync | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead | ChunkQuery | Chunk
-    | Taken | PastQuery | Past | Accusation | Reached
+    | Unsubscribe | Positions | Vote | Matches | Pull | Contents | Custom | Missed | Attest
+    | Checkpoint | Survey | Regain | Regained | Displaced | Offer | Propose | Write | Accept
+    | Stop | StopData | Sync | Standing | Fetch | Fetched | LogQuery | LogPart | StateHead
+    | ChunkQuery | Chunk | Taken | PastQuery | Past | Accusation | Reached
 )  # fmt: skip
 
 #: What brokers tell a client only as a publisher. `Refuse` may be about either of its roles.

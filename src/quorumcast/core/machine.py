@@ -181,6 +181,7 @@ class DropReason(enum.Enum):
     OVER_LIMIT = "over-limit"
     OTHER_LOG = "other-log"
     OUTLIVED = "outlived"
+    OTHER_PREDICATE = "other-predicate"
 
 
 class Suspicion(enum.Enum):
@@ -196,6 +197,7 @@ class Suspicion(enum.Enum):
     BROKEN_CHAIN = "broken-chain"
     WITHOUT_HISTORY = "without-history"
     FALSE_STATEMENT = "false-statement"
+    OMITS = "omits"
 
 
 class Send(Effect, frozen=True):

@@ -29,9 +29,10 @@ Numbers = npt.NDArray[np.generic]
 class Columns:
     """The columns of one schema, by number."""
 
-    __slots__ = ("_by_lower", "_by_name", "domains", "names", "types")
+    __slots__ = ("_by_lower", "_by_name", "domains", "names", "schema", "types")
 
     def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
         self.names: tuple[str, ...] = tuple(schema.names)
         self.types: tuple[pa.DataType, ...] = tuple(schema.types)
         self.domains: tuple[Domain, ...] = tuple(map(domain_of, self.types))

@@ -33,6 +33,20 @@ class Filter(msgspec.Struct, frozen=True, eq=False):
     cost: float
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """The canonical texts of the predicates: they make the same filter."""
+        return tuple([predicate.text for predicate in self.predicates])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the channel."""
+        return self.columns.schema
+
+    def work_us(self, rows: int) -> int:
+        """About how many microseconds it takes to find the matching ones of so many rows."""
+        return int(self.cost * rows / 1000)
+
+    @property
     def is_costly(self) -> bool:
         """Whether plain evaluation takes a microsecond per row or more."""
         return self.cost >= COSTLY_US

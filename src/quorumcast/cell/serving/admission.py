@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from quorumcast.broadcast.messages import Open
-from quorumcast.cell.messages import Refuse
+from quorumcast.cell.messages import Refuse, Subscribe
 from quorumcast.cell.serving.audience import Audience
-from quorumcast.core.ids import Channel, NodeId, holder
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, Millis, NodeId, holder
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send
 from quorumcast.manifest.view import View
 from quorumcast.ordering.messages import Offer
@@ -76,15 +77,24 @@ class Admission:
             return self.refuse(sender, channel, DropReason.NO_RIGHT)
         return []
 
-    def may_not_enter(self, sender: NodeId, channel: Channel) -> list[Effect]:
-        """The refusal of a new subscriber, or nothing."""
+    def may_not_enter(self, sender: NodeId, asked: Subscribe, now: Millis) -> list[Effect]:
+        """The refusal of a subscriber that is new or asks for other rows, or nothing."""
+        channel = asked.channel
         if refusal := self.may_not_listen(sender, channel):
             return refusal
         entry = self._view.channel(channel)
-        there = self._audience.readers(channel)
-        if entry is None or _has_room(there, sender, entry.policy.limits.subscribers):
+        if entry is None:
             return []
-        return self._full(sender, channel, "subscribers", entry.policy.limits.subscribers)
+        there = self._audience.readers(channel)
+        if not _has_room(there, sender, entry.policy.limits.subscribers):
+            return self._full(sender, channel, "subscribers", entry.policy.limits.subscribers)
+        try:
+            if self._audience.learn(sender, entry, asked, now):
+                return []
+        except UsageError as error:
+            said = Refuse(channel, str(error)[:200], listening=True)
+            return [Drop(DropReason.OTHER_PREDICATE, sender), Send((sender,), said)]
+        return [Drop(DropReason.OVER_LIMIT, sender)]
 
     def may_not_publish(self, sender: NodeId, channel: Channel) -> list[Effect]:
         """The refusal of an entitled publisher if the channel is full; else it takes a place."""

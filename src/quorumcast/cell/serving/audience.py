@@ -11,11 +11,15 @@ from collections.abc import Iterable
 
 from quorumcast.broadcast.contract import Carrier, Vouch
 from quorumcast.broadcast.ledger import StoredRun
+from quorumcast.broadcast.messages import Pull
 from quorumcast.cell.messages import Subscribe, Vote
+from quorumcast.cell.serving.filtered_readers import FilteredReaders
 from quorumcast.cell.serving.served_stream import ServedStream
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_FRAME_BYTES
-from quorumcast.core.machine import Bodies, Effect, Send
+from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Send
+from quorumcast.manifest.manifest import ChannelEntry
 
 #: Replays that a subscriber gets per REPLAYS_MS. Joining takes two in quick succession: one for the
 #: positions of the streams, one from there on.
@@ -38,11 +42,13 @@ EXCERPT_BYTES = 1024 * 1024
 class AudienceMember:
     """One subscriber of a channel."""
 
-    __slots__ = ("bodies", "lag")
+    __slots__ = ("bodies", "lag", "whole")
 
     def __init__(self) -> None:
         #: Whether it wants the contents of publications.
         self.bodies = False
+        #: Whether it wants all rows.
+        self.whole = True
         #: Publications that its last subscription asked for, beyond what one replay contains.
         self.lag = 0
 
@@ -50,7 +56,7 @@ class AudienceMember:
 class Audience:
     """The subscribers of one broker."""
 
-    __slots__ = ("_asked", "_me", "_readers")
+    __slots__ = ("_asked", "_me", "_readers", "filtered")
 
     def __init__(self, me: NodeId) -> None:
         self._me = me
@@ -59,6 +65,8 @@ class Audience:
         #: Since when, and how often since then, a node asked for replays of a channel, or for
         #: another kind of answer.
         self._asked: dict[tuple[NodeId, Channel | type], tuple[Millis, int]] = {}
+        #: Those of the subscribers that want some rows.
+        self.filtered = FilteredReaders()
 
     def readers(self, channel: Channel) -> tuple[NodeId, ...]:
         """The subscribers of a channel right now."""
@@ -79,7 +87,20 @@ class Audience:
         return {
             "subscribers": sum(map(len, self._readers.values())),
             "served": len(self._asked),
+            **self.filtered.sizes(),
         }
+
+    def learn(self, reader: NodeId, entry: ChannelEntry, asked: Subscribe, now: Millis) -> bool:
+        """Note which rows a subscriber wants; False if it asks for too much work.
+
+        Raises `UsageError` if it cannot have them.
+        """
+        known = self.filtered.known
+        try:
+            return known.learn(reader, entry, asked.where, now)
+        except UsageError:
+            self.leave(reader, asked.channel)
+            raise
 
     def enter(self, reader: NodeId, asked: Subscribe, now: Millis) -> bool:
         """Add a subscriber, unless it wants an excerpt; False if it asks for replays too often."""
@@ -88,6 +109,12 @@ class Audience:
             readers = self._readers.setdefault(asked.channel, {})
             entered = readers.setdefault(reader, AudienceMember())
             entered.bodies = asked.bodies
+            filter_ = self.filtered.known.get(reader, asked.channel)
+            entered.whole = filter_ is None
+            if filter_ is not None:
+                self.filtered.enter(reader, asked.channel, filter_, bodies=asked.bodies)
+            elif asked.channel in self.filtered:
+                self.filtered.leave(reader, asked.channel)
             if allowed:
                 entered.lag = 0  # until `replay` has found out
         return allowed
@@ -103,15 +130,18 @@ class Audience:
     def leave(self, reader: NodeId, channel: Channel) -> None:
         """Remove a subscriber from a channel."""
         self._readers.get(channel, {}).pop(reader, None)
+        self.filtered.leave(reader, channel)
+        self.filtered.known.forget(reader, channel)
 
     def disconnected(self, peer: NodeId) -> None:
         """Remove a node that cannot be reached; it will subscribe again."""
         for readers in self._readers.values():
             readers.pop(peer, None)
+        self.filtered.disconnected(peer)
 
     # ---------------------------------------------------------------- votes
 
-    def votes(self, served: ServedStream, vouch: Vouch) -> list[Effect]:
+    def votes(self, served: ServedStream, vouch: Vouch, now: Millis) -> list[Effect]:
         """The votes for a run that this broker vouches for."""
         readers = self._readers.get(vouch.stream.channel)
         if not readers:
@@ -121,10 +151,15 @@ class Audience:
         bodies = held.bodies if held is not None and held.digests == vouch.digests else ()
         if vouch.order:
             return self._chain_votes(served.carrier.fast, vouch, readers, bodies)
+        effects: list[Effect] = []
+        if vouch.stream.channel in self.filtered and vouch.stream.lane is Lane.DATA:
+            effects = self.filtered.votes(served, vouch, held, now)
+            readers = {name: reader for name, reader in readers.items() if reader.whole}
         vote = Vote(vouch.stream, vouch.first, vouch.digests)
         full = tuple([name for name, reader in readers.items() if reader.bodies])
         bare = tuple([name for name, reader in readers.items() if not reader.bodies])
-        effects: list[Effect] = [Send(full, vote, bodies)] if full else []
+        if full:
+            effects.append(Send(full, vote, bodies))
         return [*effects, Send(bare, vote)] if bare else effects
 
     def _chain_votes(
@@ -138,7 +173,13 @@ class Audience:
         ]
 
     def replay(
-        self, served: ServedStream, reader: NodeId, stream: Stream, first: int, asked: Subscribe
+        self,
+        served: ServedStream,
+        reader: NodeId,
+        stream: Stream,
+        first: int,
+        asked: Subscribe,
+        now: Millis,
     ) -> list[Effect]:
         """Vote again, from a number on, for what is held."""
         ledger = served.ledger(stream.lane)
@@ -150,14 +191,26 @@ class Audience:
         if asked.until:
             stop, reads, size = min(stop, asked.until), EXCERPT_READS, EXCERPT_BYTES
             left = EXCERPT_READS * EXCERPT_BYTES
+        known = self.filtered.known
+        filter_ = known.get(reader, stream.channel) if stream.lane is Lane.DATA else None
         # On a chain the last broker is the source, whatever the subscriber chose.
-        bodies = asked.bodies or served.entry.policy.chained
+        bodies = asked.bodies or served.entry.policy.chained or filter_ is not None
         read = ledger.read if bodies else ledger.read_digests
         effects: list[Effect] = []
         for _ in range(reads):
             held = read(first, stop - first, size)
             if held is None or held.first >= stop or left <= 0:
                 break
+            if filter_ is not None:
+                if not known.may_ask(reader, now):
+                    break
+                send = self.filtered.vote_again(
+                    served, reader, filter_, stream, held, bodies=asked.bodies
+                )
+                effects.append(send)
+                left -= sum(map(len, send.bodies))
+                first = held.first + len(held.digests) // DIGEST_SIZE
+                continue
             left -= sum(map(len, held.bodies))
             first = held.first + len(held.digests) // DIGEST_SIZE
             vote = self._vote_again(served, stream, held)
@@ -173,3 +226,17 @@ class Audience:
             return Vote(stream, held.first, held.digests)
         # A run that a history settled has no chain, so there is no vote for it.
         return Vote(stream, held.first, held.digests, held.order) if held.order else None
+
+    def answer(self, served: ServedStream, reader: NodeId, pull: Pull, now: Millis) -> list[Effect]:
+        """Vote again, with contents, for what a subscriber's predicate makes of a range."""
+        stream = pull.stream
+        filter_ = self.filtered.known.get(reader, stream.channel)
+        if filter_ is None or filter_.id != pull.where or stream.lane is not Lane.DATA:
+            return [Drop(DropReason.OTHER_PREDICATE, reader)]
+        count = min(pull.count, served.sayable(stream.lane) - pull.first)
+        held = served.ledger(stream.lane).read(pull.first, count, MAX_FRAME_BYTES // 2)
+        if held is None or held.first != pull.first:
+            return [Drop(DropReason.NOT_HELD, reader)]
+        if not self.filtered.known.may_ask(reader, now):
+            return [Drop(DropReason.OVER_LIMIT, reader)]
+        return [self.filtered.vote_again(served, reader, filter_, stream, held, bodies=True)]

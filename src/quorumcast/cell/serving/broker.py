@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from quorumcast.broadcast.contract import RetransmitRuns, Vouch, answer_pull
+from quorumcast.broadcast.contract import RetransmitRuns, Vouch
 from quorumcast.broadcast.messages import (
     ChainRun,
     Contents,
@@ -40,7 +40,8 @@ from quorumcast.cell.messages import (
     Unsubscribe,
 )
 from quorumcast.cell.serving.admission import Admission
-from quorumcast.cell.serving.audience import ATTESTS, PULLS, REPORTS, Audience
+from quorumcast.cell.serving.audience import PULLS, REPORTS, Audience
+from quorumcast.cell.serving.filtered_readers import CoverageDue
 from quorumcast.cell.serving.holdings import answer_peer
 from quorumcast.cell.serving.journal import (
     Attested,
@@ -56,6 +57,7 @@ from quorumcast.cell.serving.membership import Membership
 from quorumcast.cell.serving.pace import Pace, PaceTick
 from quorumcast.cell.serving.recovery import Recovery, RecoveryTick
 from quorumcast.cell.serving.relays import Relays
+from quorumcast.cell.serving.requests import Requests
 from quorumcast.cell.serving.retransmission import Retransmission, RetransmissionTick
 from quorumcast.cell.serving.sequencers import LogStatus, Sequencers
 from quorumcast.cell.serving.served_stream import ServedStream
@@ -130,6 +132,7 @@ class Broker:
         "_pace",
         "_recovery",
         "_relays",
+        "_requests",
         "_retransmission",
         "_sequencers",
         "_served",
@@ -163,6 +166,14 @@ class Broker:
         self._recovery = Recovery(view, self._served, self._journal)
         self._relays = Relays(view, self._served, self._journal)
         self._writer = JournalWriter(view, self._journal, self._served)
+        self._requests = Requests(
+            self._served,
+            self._audience,
+            self._admission,
+            self._writer,
+            self._recovery,
+            self._sequencers,
+        )
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
             Publish: self._on_stream,
             ChainRun: self._on_stream,
@@ -181,7 +192,7 @@ class Broker:
             Regain: self._on_recovery,
             Positions: self._on_recovery,
             Regained: self._on_recovery,
-            Attest: self._on_attest,
+            Attest: self._requests.on_attest,
             Accusation: self._accusations.on_accusation,
         }
 
@@ -220,6 +231,8 @@ class Broker:
                 return self._accusations.on_saved(evidence)
             case TimerFired(timer=Sweep()):
                 return self._sweep(now)
+            case TimerFired(timer=CoverageDue()):
+                return self._audience.filtered.cover(self._served.sayable)
             case TimerFired(timer=PaceTick()):
                 return self._go_on(self._pace.tick(now)) + self._pace.go_on(now)
             case TimerFired(timer=RepeatAccusations()):
@@ -368,7 +381,7 @@ class Broker:
             if served is None or not isinstance(effect, Vouch):
                 out.append(effect)
                 continue
-            out += self._audience.votes(served, effect)
+            out += self._audience.votes(served, effect, self._served.now)
             grown[served.stream] = served
         for served in grown.values():
             statements = served.notary.newly_whole(served.carrier)
@@ -527,7 +540,7 @@ class Broker:
         return self._writer.note_endings()
 
     def _vouch(self, served: ServedStream, vouch: Vouch) -> list[Effect]:
-        votes = self._audience.votes(served, vouch)
+        votes = self._audience.votes(served, vouch, self._served.now)
         if not served.entry.policy.journal:
             return votes
         record = Vouched(vouch.stream, vouch.first, vouch.digests)
@@ -539,24 +552,8 @@ class Broker:
         message, sender = event.message, event.sender
         if not isinstance(message, Subscribe):
             return []
-        channel = message.channel
-        if refusal := self._admission.may_not_enter(sender, channel):
-            return refusal
-        if not self._audience.enter(sender, message, now):
-            return [Drop(DropReason.OVER_LIMIT, sender)]
-        cursors = {cursor.stream: cursor.next for cursor in message.cursors}
-        held = self._served.positions(channel, self._recovery.expects, message.since, cursors)
-        nothing = all(position.next == 1 for position in held)
-        if nothing and self._sequencers.is_behind(channel):
-            return []  # it cannot tell where the order begins; the subscriber asks again
-        effects: list[Effect] = [
-            Send((sender,), Positions(channel, held, message.join, message.bodies))
-        ]
-        for stream, first in cursors.items():
-            served = self._served.with_lane(stream)
-            if served is not None and stream.channel == channel:
-                effects += self._audience.replay(served, sender, stream, first, message)
-        return effects if message.until else effects + self._follow(sender, message)
+        entered, effects = self._requests.on_subscribe(sender, message, now)
+        return effects + self._follow(sender, message) if entered else effects
 
     def _follow(self, reader: NodeId, told: Subscribe | Reached) -> list[Effect]:
         """Note how far a subscriber is, and let publishers go on that waited for it."""
@@ -595,19 +592,9 @@ class Broker:
         return []
 
     def _on_pull(self, event: Receive, now: Millis) -> list[Effect]:
-        message, sender = event.message, event.sender
-        if not isinstance(message, Pull):
-            return []
-        if sender in self._view.brokers:
+        if event.sender in self._view.brokers:
             return self._on_stream(event, now)
-        if refusal := self._admission.may_not_listen(sender, message.stream.channel):
-            return refusal
-        if not self._audience.may_ask(sender, Pull, PULLS, now):
-            return [Drop(DropReason.OVER_LIMIT, sender)]
-        served = self._served.with_lane(message.stream)
-        if served is None:
-            return [Drop(DropReason.UNKNOWN_STREAM, sender)]
-        return answer_pull(served.ledger(message.stream.lane), event, message)
+        return self._requests.on_pull(event, now)
 
     def _on_missed(self, event: Receive, now: Millis) -> list[Effect]:
         message, sender = event.message, event.sender
@@ -621,21 +608,6 @@ class Broker:
         if not served.note_missed(sender, message.first, message.first + message.count - 1):
             return [Drop(DropReason.OVER_LIMIT, sender)]
         return self._finish(served, [])
-
-    def _on_attest(self, event: Receive, now: Millis) -> list[Effect]:
-        message, sender = event.message, event.sender
-        if not isinstance(message, Attest):
-            return []
-        if refusal := self._admission.may_not_listen(sender, message.stream.channel):
-            return refusal
-        if not self._audience.may_ask(sender, Attest, ATTESTS, now):
-            return [Drop(DropReason.OVER_LIMIT, sender)]
-        served = self._served.with_lane(message.stream)
-        if served is not None:
-            signed = served.notary.attest(served.carrier, message.number, message.first)
-            if signed is not None:
-                return self._writer.send_signed(served, signed, (sender,))
-        return [Drop(DropReason.NOT_HELD, sender)]
 
 
 def _would_vouch(served: ServedStream, message: Message) -> bool:

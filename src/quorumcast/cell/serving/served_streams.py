@@ -193,6 +193,11 @@ class ServedStreams:
             return served
         return None
 
+    def sayable(self, stream: Stream) -> int:
+        """The first number of a stream that may not be vouched for yet; 0 if it is over."""
+        served = self.with_lane(stream)
+        return 0 if served is None else served.sayable(stream.lane)
+
     def ledger(self, stream: Stream) -> Ledger | None:
         """The ledger of one lane of a stream."""
         served = self._by_stream.get(stream.data)

@@ -11,11 +11,12 @@ import msgspec
 
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.application import Proven
+from quorumcast.broadcast.messages import Contents
 from quorumcast.cell.messages import Attest
 from quorumcast.cell.serving.notary import segment_start
-from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.ids import DIGEST_SIZE, NodeId, Stream
 from quorumcast.core.limits import Limits
-from quorumcast.core.machine import Accuse, Drop, DropReason, Effect, Suspect, Suspicion
+from quorumcast.core.machine import Accuse, Bodies, Drop, DropReason, Effect, Suspect, Suspicion
 from quorumcast.core.statements import (
     Basis,
     Evidence,
@@ -52,6 +53,10 @@ class Awaited(msgspec.Struct):
     contents: bytes
     #: For how many refreshes it has been awaited.
     refreshes: int = 0
+    #: The digest that brokers sign for, where other digests of its segment are not known here.
+    digest: bytes = b""
+    #: Whether only a part of the contents is there.
+    is_cut: bool = False
 
 
 class Archive:
@@ -93,15 +98,40 @@ class Archive:
     def _pending_bytes(self) -> int:
         return sum(len(awaited.contents) for awaited in self._pending.values())
 
-    def want(self, number: int, contents: bytes) -> bool:
-        """Await a receipt; False if too many are awaited already."""
+    def want(self, number: int, contents: bytes, *, alone: bool = False) -> bool:
+        """Await a receipt; False if too many are awaited already.
+
+        Who subscribes to some rows does not know the digests of other publications, so statements
+        have to be about this one `alone`, and may lack its other rows.
+        """
         if number not in self._pending and (
             len(self._pending) >= MAX_PENDING
             or self._pending_bytes() + len(contents) > MAX_PENDING_BYTES
         ):
             return False
-        self._pending[number] = Awaited(contents)
+        awaited = self._pending[number] = Awaited(contents)
+        if alone:
+            # Not at the top: who has no predicates starts without Arrow.
+            from quorumcast.matching.cut import looks_cut, publication_of
+
+            awaited.is_cut = looks_cut(contents)
+            known = publication_of if awaited.is_cut else self._view.hash
+            awaited.digest = known(contents)
         return True
+
+    def cuts(self) -> list[int]:
+        """Numbers for which receipts are awaited and contents are lacking."""
+        return [number for number, awaited in self._pending.items() if awaited.is_cut]
+
+    def complete(self, message: Contents, bodies: Bodies) -> None:
+        """Use contents that were pulled."""
+        for number, body in enumerate(bodies, message.first):
+            awaited = self._pending.get(number)
+            fits = self._pending_bytes() + len(body) <= MAX_PENDING_BYTES
+            if awaited is None or not awaited.is_cut or not fits:
+                continue
+            if self._view.hash(body) == awaited.digest:
+                awaited.contents, awaited.is_cut = body, False
 
     def file(self, broker: NodeId, statement: SegmentStatement, signed: Signed) -> list[Effect]:
         """Keep a broker's statement, and look for contradictions."""
@@ -152,7 +182,9 @@ class Archive:
         number alone.
         """
         awaited = self._pending.get(number)
-        alone = awaited is not None and awaited.refreshes > 0 and awaited.refreshes % 2 == 0
+        alone = awaited is not None and (
+            awaited.digest != b"" or (awaited.refreshes > 0 and awaited.refreshes % 2 == 0)
+        )
         first = number if alone else max(self._start(number), acceptor.start)
         return Attest(self.stream, number, first)
 
@@ -223,8 +255,9 @@ class Archive:
         for (first, count), filed in self._statements.items():
             if not first <= number < first + count or len(filed) < votes:
                 continue
-            digests = acceptor.accepted_run(first, count)
-            if digests is None:
+            awaited = self._pending[number]
+            digests = awaited.digest or acceptor.accepted_run(first, count)
+            if digests is None or len(digests) != count * DIGEST_SIZE or awaited.is_cut:
                 continue
             expected = root(first, digests)
             by_log: dict[bytes, list[Signed]] = {}

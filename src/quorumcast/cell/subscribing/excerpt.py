@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quorumcast.broadcast.acceptance import Acceptor
-from quorumcast.broadcast.application import Deliver
+from quorumcast.broadcast.application import Deliver, Passed
 from quorumcast.cell.serving.audience import REPLAY_BYTES
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.limits import Limits
@@ -111,10 +111,10 @@ class Spans:
         self._asked = min(first + self._span, until)
         return first, self._asked
 
-    def note(self, delivered: Deliver) -> None:
-        """Note the size of a publication."""
-        self._publications += 1
-        self._bytes += len(delivered.body)
+    def note(self, publications: int, effects: Iterable[Effect]) -> None:
+        """Note how many publications had their turn, and the size of what came of them."""
+        self._publications += publications
+        self._bytes += sum(len(effect.body) for effect in effects if isinstance(effect, Deliver))
 
     @property
     def _span(self) -> int:
@@ -153,17 +153,19 @@ class Excerpt(Spans):
         self._asked, self._end = min(position + self._span, end), end
 
     def keep(self, effects: Iterable[Effect]) -> list[Effect]:
-        """The effects that belong to the excerpt; note the sizes of publications.
+        """The effects that belong to the excerpt.
 
         Votes of a subscription that has just ended may still come, also for positions beyond.
         """
         kept: list[Effect] = []
         for effect in effects:
-            if isinstance(effect, Deliver):
-                if effect.number >= self.until:
+            match effect:
+                case Deliver(number=number) if number >= self.until:
                     continue
-                self.note(effect)
-            kept.append(effect)
+                case Passed(stream=stream, upto=upto):
+                    kept.append(Passed(stream, min(upto, self.until - 1)))
+                case _:
+                    kept.append(effect)
         return kept
 
     # ------------------------------------------------------------ votes of all brokers

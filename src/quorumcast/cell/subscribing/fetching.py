@@ -21,6 +21,7 @@ from itertools import pairwise
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.messages import Pull
 from quorumcast.cell.subscribing import excerpt
+from quorumcast.cell.subscribing.archive import Archive
 from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.core.ids import Lane, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
@@ -51,7 +52,7 @@ def first_source(subscriber: NodeId, brokers: Sequence[NodeId]) -> NodeId:
 class Fetcher:
     """Chooses sources and pulls bodies for one subscriber."""
 
-    __slots__ = ("_pulling", "_up", "_view")
+    __slots__ = ("_asked", "_pulling", "_up", "_view")
 
     def __init__(self, view: View, up: Collection[NodeId]) -> None:
         self._view = view
@@ -59,6 +60,8 @@ class Fetcher:
         self._up = up
         #: Streams for which PullDue is set, and the number that was missing then.
         self._pulling: dict[Stream, int] = {}
+        #: Who was asked last for contents that a receipt needs, by place among those.
+        self._asked = 0
 
     def sizes(self) -> dict[str, int]:
         """How much is kept."""
@@ -149,8 +152,9 @@ class Fetcher:
         holders = voters + [broker for broker in self._up if broker not in voters]
         if holders:
             holder = holders[(pulls - 1) % len(holders)]
+            where = b"" if acceptor.pulled_whole(lacking[0]) else acceptor.where
             for first, last in number_ranges(lacking)[:RANGES_AT_ONCE]:
-                effects.append(Send((holder,), Pull(stream, first, last - first + 1)))
+                effects.append(Send((holder,), Pull(stream, first, last - first + 1, where)))
                 asked = max(asked, last)
         interest.pulls[stream] = (pulls, asked)
         source = interest.source
@@ -166,6 +170,18 @@ class Fetcher:
             effects += self.change_source(interest)
         effects.append(self._await_bodies(acceptor, PULL_MS * min(2 + pulls, 16)))
         return effects
+
+    def pull_cut(self, archive: Archive) -> list[Effect]:
+        """Ask for the whole of publications for which receipts are awaited; each time another."""
+        numbers, up = archive.cuts(), list(self._up)
+        if not numbers or not up:
+            return []
+        self._asked = (self._asked + 1) % len(up)
+        holder = (up[self._asked],)
+        return [
+            Send(holder, Pull(archive.stream, first, min(last - first + 1, MAX_RUN)))
+            for first, last in number_ranges(sorted(numbers))[:RANGES_AT_ONCE]
+        ]
 
 
 def _pull_ms(interest: Interest, acceptor: Acceptor) -> int:

@@ -16,12 +16,14 @@ are there as well, unless f+1 brokers hold something that is older than the time
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from quorumcast.broadcast.acceptance import Acceptor, rules_for
 from quorumcast.broadcast.application import DeliverGap, Refused
 from quorumcast.broadcast.messages import Cursor
+from quorumcast.cell.filters import filter_of
 from quorumcast.cell.messages import Positions, Subscribe
 from quorumcast.cell.naming import name_in_turn
 from quorumcast.cell.subscribing.archive import Archive
@@ -35,6 +37,9 @@ from quorumcast.core.limits import MAX_ENDED
 from quorumcast.core.machine import Effect, Send
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.view import View
+
+if TYPE_CHECKING:
+    from quorumcast.matching.filter import Filter
 
 #: Refreshes for which a beginning in the past waits for brokers that may know of more.
 DOUBTFUL_TICKS = 4
@@ -70,6 +75,7 @@ class Interest:
         "ends",
         "entry",
         "excerpt",
+        "filter",
         "join",
         "pulls",
         "reports",
@@ -91,6 +97,7 @@ class Interest:
         join: int = 0,
         heard: dict[NodeId, int] | None = None,
         cursors: tuple[Cursor, ...] = (),
+        filter_: Filter | None = None,
     ) -> None:
         self.channel: Channel = entry.name
         self.entry = entry
@@ -100,6 +107,8 @@ class Interest:
         self._resumed = {cursor.stream: cursor.next for cursor in cursors}
         #: The time from which on publications are wanted, in microseconds; 0 for all.
         self._since = since
+        #: What is wanted of each publication; None for all of it.
+        self.filter = filter_
         #: The number of this subscription, by which answers to earlier ones are told from its own.
         self.join = join
         #: Set if it has an end.
@@ -190,7 +199,25 @@ class Interest:
         since = 0 if self.begun else self._since
         until = self.excerpt.asked if self.excerpt else 0
         wants_bodies = broker == self.source.broker
-        return Subscribe(self.channel, name_in_turn(cursors), wants_bodies, since, until, self.join)
+        return Subscribe(
+            self.channel, name_in_turn(cursors), wants_bodies, since, until, self.join, self.where
+        )
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """The predicates that brokers are asked for."""
+        return () if self.filter is None else self.filter.texts
+
+    def select(self, filter_: Filter | None) -> None:
+        """Want other rows of all publications that are not accepted yet."""
+        self.filter = filter_
+        for stream, old in list(self.acceptors.items()):
+            if stream.lane is not Lane.DATA:
+                continue
+            acceptor = self.acceptors[stream] = self._acceptor(stream, old.next)
+            acceptor.follow(old)
+        self.pulls.clear()
+        self.requested.clear()
 
     def asked_again(self) -> None:
         """Note that all brokers are asked for everything from the cursors on."""
@@ -357,18 +384,40 @@ class Interest:
 
     def _accept_from(self, stream: Stream, first: int) -> None:
         limits = self.entry.policy.limits
-        splits = self.entry.policy.may_split and stream.lane is Lane.DATA
-        self.acceptors[stream] = Acceptor(
-            stream,
-            first,
-            self._rules[stream.lane],
-            self._view.hash,
-            limits,
-            may_split=self._view.quorums.f if splits else None,
-        )
+        self.acceptors[stream] = self._acceptor(stream, first)
         if stream.lane is Lane.DATA:
             self.archives[stream] = Archive(stream, self._view, limits)
         self._retire_old(stream, limits.streams_per_publisher)
+
+    def rebind(self) -> bool:
+        """Bind the predicates to the columns of a new epoch; False if they are the same."""
+        entry = self._view.channel(self.channel)
+        if self.filter is None or entry is None or entry.schema == self.entry.schema:
+            return False
+        self.entry = entry
+        self.select(filter_of(entry, self.filter.texts))
+        return True
+
+    def _acceptor(self, stream: Stream, first: int) -> Acceptor:
+        policy = self.entry.policy
+        rule, hash_ = self._rules[stream.lane], self._view.hash
+        splits = policy.may_split and stream.lane is Lane.DATA
+        liars = self._view.quorums.f if splits else None
+        if self.filter is None or stream.lane is Lane.HISTORY:
+            return Acceptor(stream, first, rule, hash_, policy.limits, may_split=liars)
+        # Not at the top: it needs Arrow, and who wants whole publications starts without.
+        from quorumcast.broadcast.filtered import FilteredAcceptor
+
+        return FilteredAcceptor(
+            stream,
+            first,
+            rule,
+            hash_,
+            policy.limits,
+            filter_=self.filter,
+            labelled=policy.total,
+            may_split=liars,
+        )
 
     def _retire_old(self, stream: Stream, limit: int) -> None:
         incarnations = sorted(

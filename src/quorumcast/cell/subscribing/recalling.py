@@ -218,14 +218,23 @@ def positioned(effect: Effect) -> Effect:
     """
     if isinstance(effect, Recalled) and effect.found is not None:
         return msgspec.structs.replace(effect, found=positioned(effect.found))
-    found = unlabel(effect.body) if isinstance(effect, Deliver) else None
-    if found is None or not isinstance(effect, Deliver):
+    if not isinstance(effect, Deliver):
+        return effect
+    found = unlabel(_head_of_cut(effect.body) if effect.cut else effect.body)
+    if found is None:
         return effect
     label, contents = found
     return msgspec.structs.replace(
         effect,
         stream=Stream(effect.stream.channel, NodeId(label.publisher), label.incarnation),
         number=label.number,
-        body=contents,
+        body=effect.body if effect.cut else contents,
         position=effect.number,
     )
+
+
+def _head_of_cut(body: bytes) -> bytes:
+    # Not at the top: who has no predicates starts without Arrow.
+    from quorumcast.matching.cut import head_of
+
+    return head_of(body)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.machine import Bodies
 
 
 class Source:
@@ -32,6 +33,11 @@ class Source:
         self.broker = broker
         self.withheld = self.late = self.bare = 0
         self._owed_from = None
+
+    def sent(self, broker: NodeId, bodies: Bodies) -> None:
+        """A broker voted, perhaps with bodies: then the source withholds none for now."""
+        if self.bare and bodies and broker == self.broker:
+            self.bare = 0
 
     def doubt(self, broker: NodeId) -> None:
         """A broker may have restarted: then it no longer knows that it is the source."""

@@ -14,11 +14,21 @@ they are asked, again with every refresh, until enough have signed.
 from __future__ import annotations
 
 from quorumcast.broadcast.acceptance import Acceptor
-from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave, Prove, Recall, Waive
+from quorumcast.broadcast.application import (
+    Deliver,
+    DeliverGap,
+    Join,
+    Leave,
+    Prove,
+    Recall,
+    Select,
+    Waive,
+)
 from quorumcast.broadcast.chain import is_chain
-from quorumcast.broadcast.messages import Contents, Cursor
+from quorumcast.broadcast.messages import Contents, Cursor, Matches
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.accusations import Accusations, RepeatAccusations
+from quorumcast.cell.filters import filter_of, results_of
 from quorumcast.cell.messages import (
     Checkpoint,
     Missed,
@@ -122,6 +132,8 @@ class Subscriber:
             effects += interest.take_lost()
             if interest.source.broker is None:
                 self._fetcher.choose_source(interest)
+            if interest.rebind():
+                effects += self._ask_all(interest)
             for acceptor in list(interest.acceptors.values()):
                 effects += self._advance(interest, acceptor)
         return effects
@@ -130,6 +142,8 @@ class Subscriber:
         match event:
             case Receive(message=Vote() as message):
                 return self._on_vote(event, message)
+            case Receive(message=Matches() as message):
+                return self._on_matches(event, message)
             case Receive(message=Positions() as message):
                 return self._on_positions(event.sender, message)
             case Receive(message=Contents() as message):
@@ -156,6 +170,8 @@ class Subscriber:
                 return self._on_disconnected(peer)
             case Join():
                 return self._on_join(event)
+            case Select():
+                return self._on_select(event)
             case Leave(channel=channel):
                 return self._on_leave(channel)
             case Prove(stream=stream):
@@ -232,11 +248,19 @@ class Subscriber:
             join=self._joins,
             heard=self._heard,
             cursors=join.cursors,
+            filter_=filter_of(entry, join.where),
         )
         self._joins += 1
         self._interests[channel] = interest
         self._fetcher.choose_source(interest)
         return [*self._ask_all(interest), SetTimer(Refresh(channel), REFRESH_MS)]
+
+    def _on_select(self, select: Select) -> list[Effect]:
+        interest = self._interests.get(select.channel)
+        if interest is None:
+            return []
+        interest.select(filter_of(interest.entry, select.where))
+        return self._ask_all(interest)
 
     def _on_leave(self, channel: Channel) -> list[Effect]:
         if self._interests.pop(channel, None) is None:
@@ -297,12 +321,12 @@ class Subscriber:
         acceptor = interest.acceptors.get(stream)
         if acceptor is None:
             return self._on_unknown_stream(interest, sender, vote)
+        if acceptor.where:
+            return [Drop(DropReason.OTHER_PREDICATE, sender)]
         chained = interest.chained(stream.lane)
         if chained != bool(vote.order) or (chained and not self._is_chain(vote.order)):
             return [Drop(DropReason.BAD_CHAIN, sender)]
-        source = interest.source
-        if source.bare and event.bodies and sender == source.broker:
-            source.bare = 0
+        interest.source.sent(sender, event.bodies)
         effects = acceptor.vote(sender, vote.first, vote.digests, event.bodies, vote.order)
         for voucher in vote.vouchers:
             if voucher.reader != self._view.me or voucher.author not in vote.order:
@@ -320,6 +344,23 @@ class Subscriber:
                 ]
         return effects + self._advance(interest, acceptor)
 
+    def _on_matches(self, event: Receive, said: Matches) -> list[Effect]:
+        """A vote for what our predicates make of a run."""
+        sender = event.sender
+        interest = self._interest(said.stream, sender)
+        if interest is None:
+            return [Drop(DropReason.UNKNOWN_CHANNEL, sender)]
+        acceptor = interest.acceptors.get(said.stream)
+        if acceptor is None:
+            return self._on_new_stream(interest, (sender,), said.stream)
+        if said.where != acceptor.where or not said.where:
+            return [Drop(DropReason.OTHER_PREDICATE, sender)]
+        votes = results_of(said, event.bodies)
+        if votes is None:
+            return [Drop(DropReason.BAD_RUN, sender)]
+        interest.source.sent(sender, event.bodies)
+        return acceptor.vote(sender, said.first, *votes) + self._advance(interest, acceptor)
+
     def _on_unknown_stream(self, interest: Interest, sender: NodeId, vote: Vote) -> list[Effect]:
         """A vote names its stream; on a chain the MACs of other brokers do so as well."""
         authors = [
@@ -328,10 +369,15 @@ class Subscriber:
             if voucher.author in self._view.brokers
             and self._vouched(voucher.author, voucher.mac, vote)
         ]
+        return self._on_new_stream(interest, (sender, *authors), vote.stream)
+
+    def _on_new_stream(
+        self, interest: Interest, brokers: tuple[NodeId, ...], stream: Stream
+    ) -> list[Effect]:
         # A list, not a generator: each broker is to be counted.
-        if any([interest.name(broker, vote.stream) for broker in (sender, *authors)]):  # noqa: C419
+        if any([interest.name(broker, stream) for broker in brokers]):  # noqa: C419
             return self._ask_all(interest)
-        return [Drop(DropReason.UNKNOWN_STREAM, sender)]
+        return [Drop(DropReason.UNKNOWN_STREAM, brokers[0])]
 
     def _is_chain(self, order: tuple[NodeId, ...]) -> bool:
         return is_chain(self._view.quorums, self._view.brokers, order)
@@ -352,11 +398,10 @@ class Subscriber:
         elif interest.excerpt is not None:
             effects = self._read_on(interest, interest.excerpt, acceptor)
         else:
+            before = acceptor.next
             effects = acceptor.deliver()
             if interest.entry.policy.total:
-                for effect in effects:
-                    if isinstance(effect, Deliver):
-                        interest.spans.note(effect)
+                interest.spans.note(acceptor.next - before, effects)
                 effects = [*map(positioned, effects), *self._ask_span(interest, acceptor)]
         effects += self._fetcher.watch(interest, acceptor)
         effects += self._tell(interest, interest.telling.due(acceptor))
@@ -372,8 +417,10 @@ class Subscriber:
 
     def _read_on(self, interest: Interest, excerpt: Excerpt, acceptor: Acceptor) -> list[Effect]:
         """Deliver what all brokers have voted on, and ask for the next span in time."""
-        due = acceptor.deliver(excerpt.awaited(self._view.brokers))
-        effects = [positioned(effect) for effect in excerpt.keep(due)]
+        before = acceptor.next
+        due = excerpt.keep(acceptor.deliver(excerpt.awaited(self._view.brokers)))
+        excerpt.note(acceptor.next - before, due)
+        effects = [positioned(effect) for effect in due]
         if excerpt.blocks(acceptor):
             effects.append(SetTimer(VotesDue(interest.channel), ALL_VOTES_MS))
         return effects + self._ask_span(interest, acceptor)
@@ -386,7 +433,12 @@ class Subscriber:
             for broker in self._up:
                 bodies = broker == interest.source.broker
                 asked = Subscribe(
-                    interest.channel, cursors, bodies, until=span[1], join=interest.join
+                    interest.channel,
+                    cursors,
+                    bodies,
+                    until=span[1],
+                    join=interest.join,
+                    where=interest.where,
                 )
                 effects.append(Send((broker,), asked))
         return effects
@@ -435,7 +487,12 @@ class Subscriber:
         if recalled:
             return [positioned(effect) for effect in effects]
         effects = acceptor.contents(event.sender, message.first, message.digests, event.bodies)
-        return effects + self._advance(interest, acceptor)
+        effects += self._advance(interest, acceptor)
+        archive = interest.archives.get(message.stream)
+        if archive is not None and archive.cuts():
+            archive.complete(message, event.bodies)
+            effects += archive.prove(acceptor, self._receipt_votes(interest))
+        return effects
 
     def _on_recall_due(self, channel: Channel) -> list[Effect]:
         interest = self._interests.get(channel)
@@ -492,11 +549,16 @@ class Subscriber:
     def _on_prove(self, interest: Interest | None, event: Prove) -> list[Effect]:
         """The application wants a receipt: from statements at hand, or else brokers are asked."""
         archive = None if interest is None else interest.archives.get(event.stream)
-        if interest is None or archive is None or not archive.want(event.number, event.contents):
+        if interest is None or archive is None:
             return []
         acceptor = interest.acceptors[event.stream]
+        if not archive.want(event.number, event.contents, alone=acceptor.where != b""):
+            return []
         proven = archive.prove(acceptor, self._receipt_votes(interest))
-        return proven or [Send(tuple(self._up), archive.ask(acceptor, event.number))]
+        if proven:
+            return proven
+        asked = Send(tuple(self._up), archive.ask(acceptor, event.number))
+        return [asked, *self._fetcher.pull_cut(archive)]
 
     def _on_checkpoint(self, broker: NodeId, message: Checkpoint) -> list[Effect]:
         statement = parse_statement(message.statement.payload)
@@ -522,11 +584,14 @@ class Subscriber:
 
     def _ask_for_signatures(self, interest: Interest) -> list[Effect]:
         """Ask again for receipts that are still awaited."""
-        return [
-            Send(tuple(self._up), archive.ask(interest.acceptors[archive.stream], number))
-            for archive in interest.archives.values()
-            for number in archive.refresh()
-        ]
+        effects: list[Effect] = []
+        for archive in interest.archives.values():
+            acceptor = interest.acceptors[archive.stream]
+            effects += [
+                Send(tuple(self._up), archive.ask(acceptor, number)) for number in archive.refresh()
+            ]
+            effects += self._fetcher.pull_cut(archive)
+        return effects
 
     def _receipt_votes(self, interest: Interest) -> int:
         return receipt_votes(self._view.quorums, interest.entry.policy.protection)
