@@ -101,3 +101,31 @@ def test_evaluate_finds_the_rows_for_which_the_test_is_true(text: str, rows: lis
     again = parse_predicate(predicate.text, SCHEMA, "the predicate")
     assert (again.text, again.id) == (predicate.text, predicate.id)
     assert evaluate(again, BATCH.slice(1)).tolist() == [row - 1 for row in rows if row]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("whole < real", [0]),
+        ("whole = real", [1]),
+        ("whole > real", [2]),
+        ("real >= 9223372036854775807", [0]),
+        ("real > 9007199254740991", [0, 1, 2]),
+        ("real > 9007199254740993", [0]),
+        ("real = 9007199254740993", []),
+        ("whole >= 9007199254740993.0", [0, 2]),
+        ("whole > 9007199254740992.5", [0, 2]),
+    ],
+)
+def test_integers_and_floats_compare_exactly_beyond_what_floats_hold(
+    text: str, rows: list[int]
+) -> None:
+    """2^63 - 1 becomes 2^63 as a float, and 2^53 + 1 becomes 2^53."""
+    numbers = pa.record_batch(
+        {
+            "whole": pa.array([2**63 - 1, 2**53, 2**53 + 1], pa.int64()),
+            "real": pa.array([2.0**63, 2.0**53, 2.0**53], pa.float64()),
+        }
+    )
+    predicate = parse_predicate(text, numbers.schema, "the predicate")
+    assert evaluate(predicate, numbers).tolist() == rows

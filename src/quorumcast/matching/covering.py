@@ -1,0 +1,93 @@
+"""Whether one predicate covers another: each row of the second is a row of the first.
+
+The answer True is certain; the answer False is not. Each conjunction of the second must lie within
+one conjunction of the first, constraint by constraint, so `x < 1 OR x >= 1` does not cover `x < 5`.
+A node that relays for others asks its source for more only where covering fails: a wrong False
+costs bytes, a wrong True would lose rows.
+"""
+
+from __future__ import annotations
+
+from quorumcast.matching.canonical import admits
+from quorumcast.matching.conjunctions import as_interval
+from quorumcast.matching.nodes import (
+    AllOf,
+    Compared,
+    Conjunction,
+    Constraint,
+    Interval,
+    Meaning,
+    NoneOf,
+    OneOf,
+    Pattern,
+    Presence,
+)
+from quorumcast.matching.predicate import Predicate
+
+
+def covers(wide: Predicate, narrow: Predicate) -> bool:
+    """Whether each row that `narrow` selects is certainly one that `wide` selects."""
+    if wide.columns.names != narrow.columns.names or wide.columns.types != narrow.columns.types:
+        return False
+    return wide.id == narrow.id or all(
+        any(_within(inner, outer) for outer in wide.conjunctions) for inner in narrow.conjunctions
+    )
+
+
+def _within(inner: Conjunction, outer: Conjunction) -> bool:
+    known = {constraint.column: constraint for constraint in inner.constraints}
+    residual = _parts(inner.residual)
+    for constraint in outer.constraints:
+        found = known.get(constraint.column)
+        if found is None:
+            if not (isinstance(constraint, Presence) and constraint.present):
+                return False
+            if not any(constraint.column in _needed(part) for part in residual):
+                return False
+        elif not _inside(found, constraint):
+            return False
+    return all(part in residual or _excluded(part, known) for part in _parts(outer.residual))
+
+
+def _parts(residual: Meaning | None) -> tuple[Meaning, ...]:
+    if residual is None:
+        return ()
+    return residual.parts if isinstance(residual, AllOf) else (residual,)
+
+
+def _needed(test: Meaning) -> tuple[int, ...]:
+    """The columns that have a value where a residual test is true."""
+    if isinstance(test, NoneOf | Pattern):
+        return (test.column,)
+    return (test.left, test.right) if isinstance(test, Compared) else ()
+
+
+def _excluded(test: Meaning, known: dict[int, Constraint]) -> bool:
+    """Whether the constraints make an inequality true."""
+    if not isinstance(test, NoneOf) or test.column not in known:
+        return False
+    constraint = known[test.column]
+    if isinstance(constraint, Presence):
+        return False
+    return not any(admits(constraint, value) for value in test.values)
+
+
+def _inside(inner: Constraint, outer: Constraint) -> bool:
+    """Whether each value that the inner constraint admits is admitted by the outer one."""
+    if inner == outer:
+        return True
+    if isinstance(outer, Presence):
+        return outer.present and not isinstance(inner, Presence)
+    if isinstance(inner, Presence):
+        return False
+    if isinstance(inner, OneOf):
+        if isinstance(outer, OneOf):
+            return set(outer.values).issuperset(inner.values)
+        return all(admits(outer, value) for value in inner.values)
+    return not isinstance(outer, OneOf) and _between(as_interval(inner), as_interval(outer))
+
+
+def _between(inner: Interval, outer: Interval) -> bool:
+    if outer.low is not None and (inner.low is None or inner.low < outer.low):  # type: ignore[operator]
+        return False
+    return outer.high is None or (inner.high is not None and inner.high <= outer.high)  # type: ignore[operator]
