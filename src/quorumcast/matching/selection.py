@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
@@ -19,6 +19,9 @@ from quorumcast.core.ids import NOTHING, Digest, split_digests
 from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import widened
 from quorumcast.matching.cut import OpenedBody, RowCut, Rows, cut_out, open_body
+
+if TYPE_CHECKING:
+    from quorumcast.matching.indexing.filter_set import FilterSet
 
 #: Rows from which on a batch is long enough to be evaluated alone.
 _LONG = 4096
@@ -89,7 +92,10 @@ class _Joined(msgspec.Struct, frozen=True):
 class OpenedRun:
     """The bodies of a run: publications, or cuts of them."""
 
-    __slots__ = ("_bodies", "_digests", "_joined", "_opened", "_rows")
+    __slots__ = (
+        "_blank", "_bodies", "_cuts", "_digests", "_joined", "_opened", "_rows", "_totals",
+        "_whole",
+    )  # fmt: skip
 
     def __init__(
         self, schema: pa.Schema, digests: bytes, bodies: Sequence[bytes], *, labelled: bool = False
@@ -104,6 +110,14 @@ class OpenedRun:
         ]
         self._joined = list(_join(schema, self._opened))
         self._rows = sum(joined.batch.num_rows for joined in self._joined)
+        self._totals = [None if opened is None else opened.total for opened in self._opened]
+        #: The numbers that go whole whatever the filter, and the votes where no row matches.
+        self._whole = [place for place, opened in enumerate(self._opened) if opened is None]
+        self._blank = [NOTHING] * len(bodies)
+        for place in self._whole:
+            self._blank[place] = self._digests[place]
+        #: What was cut, by number and rows.
+        self._cuts: dict[tuple[int, bytes], RowCut | None] = {}
 
     def select(self, wanted: RowFilter) -> Selected:
         """What a filter selects."""
@@ -111,23 +125,40 @@ class OpenedRun:
             match for joined in self._joined for match in joined.split(wanted.rows(joined.batch))
         )
 
+    def select_all(self, filters: FilterSet) -> dict[bytes, Selected]:
+        """What each of many filters selects, by id; rows are looked at once for all."""
+        nothing = self._selected(())
+        chosen = dict.fromkeys(filters, nothing)
+        found: dict[bytes, list[tuple[int, Rows]]] = {}
+        for joined in self._joined:
+            for one, rows in filters.match(joined.batch):
+                found.setdefault(one.id, []).extend(joined.split(rows))
+        for name, matches in found.items():
+            chosen[name] = self._selected(matches)
+        return chosen
+
     def _selected(self, found: Iterable[tuple[int, Rows]]) -> Selected:
         """What is selected if these rows of these numbers match."""
-        votes = [
-            self._digests[place] if opened is None else NOTHING
-            for place, opened in enumerate(self._opened)
-        ]
-        places = [place for place, opened in enumerate(self._opened) if opened is None]
+        votes = list(self._blank)
+        places = list(self._whole)
         cuts = {}
         for place, rows in found:
-            opened = self._opened[place]
-            cut = None if opened is None else cut_out(opened, rows)
+            cut = self._cut(place, rows)
             if cut is not None:
                 cuts[place] = cut
             votes[place] = self._digests[place] if cut is None else Digest(cut.digest)
             places.append(place)
-        totals = [None if opened is None else opened.total for opened in self._opened]
-        return Selected(b"".join(votes), sorted(places), cuts, self._bodies, totals, self._rows)
+        return Selected(
+            b"".join(votes), sorted(places), cuts, self._bodies, self._totals, self._rows
+        )
+
+    def _cut(self, place: int, rows: Rows) -> RowCut | None:
+        """The cut of one number; equal rows are cut once, whoever wants them."""
+        key = (place, rows.tobytes())
+        if key not in self._cuts:
+            opened = self._opened[place]
+            self._cuts[key] = None if opened is None else cut_out(opened, rows)
+        return self._cuts[key]
 
 
 def _join(schema: pa.Schema, opened: Sequence[OpenedBody | None]) -> Iterator[_Joined]:
