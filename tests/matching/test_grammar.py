@@ -12,11 +12,14 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_PREDICATE_TEXT
 from quorumcast.matching.conjunctions import MAX_CONJUNCTIONS
 from quorumcast.matching.evaluate import evaluate
-from quorumcast.matching.grammar import MAX_DEPTH, MAX_OPERANDS, MAX_PATTERN
+from quorumcast.matching.grammar import MAX_DEPTH, MAX_FLOATING, MAX_OPERANDS, MAX_PATTERN
 from quorumcast.matching.predicate import Predicate, parse_predicate
 
 SCHEMA = pa.schema([*((f"c{index}", pa.int32()) for index in range(8)), ("name", pa.string())])
-BATCH = pa.RecordBatch.from_pylist([{"c0": 7, "name": "x" * 20}], schema=SCHEMA)
+TEXTS = [bin(row * 0x9E3779B97F4A7C15 % 2**64)[2:] * 4 for row in range(1000)]
+BATCH = pa.RecordBatch.from_pylist(
+    [{"c0": 7, "name": text.translate({48: "a", 49: "b"})} for text in TEXTS], schema=SCHEMA
+)
 
 
 def parsed(text: str) -> Predicate:
@@ -32,6 +35,7 @@ def parsed(text: str) -> Predicate:
         (MAX_DEPTH - 1, lambda n: "(" * n + "c0 = 7" + ")" * n, "nested too deeply"),
         (MAX_DEPTH - 1, lambda n: "not " * n + "c0 is null", "nested too deeply"),
         (MAX_PATTERN, lambda n: f"name like '{'_' * (n - 1)}%'", "more than 1,024 characters"),
+        (MAX_FLOATING, lambda n: f"name like '__\\%a%x{'_' * n}x%\\_'", "more than 8 of '_'"),
     ],
 )
 def test_predicate_at_a_limit_is_decided_and_beyond_it_is_refused(
@@ -54,7 +58,9 @@ def test_predicate_at_a_limit_is_decided_and_beyond_it_is_refused(
         "'" * (MAX_PREDICATE_TEXT - 1),
         "(" * MAX_PREDICATE_TEXT,
         "c0 = " + "9" * (MAX_PREDICATE_TEXT - 5),
-        "name like '" + "_%a" * 340 + "'",
+        "name like '" + "%é" * 512 + "'",
+        "name like '%" + "ab" * 500 + "_%b__%_ab__b__%x'",
+        "name like '%a" + "_" * 900 + "b%'",
         "`" + "x" * (MAX_PREDICATE_TEXT - 10) + "` = 1",
     ],
 )

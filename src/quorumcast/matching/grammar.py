@@ -62,6 +62,9 @@ MAX_DEPTH = 64
 MAX_OPERANDS = 2000
 #: Characters of a pattern: Arrow compiles it for every batch.
 MAX_PATTERN = 1024
+#: Wildcards _ behind a %: each may double the states of the matcher, which becomes a thousand times
+#: slower when it has no room for them.
+MAX_FLOATING = 8
 #: Digits of an integer, characters of another number, and the largest exponent.
 _DIGITS, _CHARACTERS, _EXPONENT = 20, 64, 999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -218,6 +221,8 @@ class _Parser:
     def _pattern(self, pattern: str) -> str:
         if len(pattern) > MAX_PATTERN:
             self._refuse(f"a pattern has more than {MAX_PATTERN:,} characters")
+        if re.sub(r"\\.", "", pattern, flags=re.DOTALL).partition("%")[2].count("_") > MAX_FLOATING:
+            self._refuse(f"a pattern has more than {MAX_FLOATING} of '_' behind a '%'")
         backslashes = len(pattern) - len(pattern.rstrip("\\"))
         if backslashes % 2:
             self._refuse("a pattern ends with a backslash, which makes a character after it plain")

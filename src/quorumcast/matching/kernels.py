@@ -36,8 +36,9 @@ from quorumcast.matching.nodes import (
 #: The rows of a batch for which a test is true.
 Mask = Callable[[BatchView], Bools]
 
-#: Microseconds per 1,000 rows: a comparison of numbers, one of strings, a set, a pattern.
-_NUMBERS_US, _STRINGS_US, _SET_US, _PATTERN_US = 2.0, 12.0, 20.0, 80.0
+#: Microseconds per 1,000 rows: a comparison of numbers, one of short strings, a set, a pattern, a
+#: comparison of two columns.
+_NUMBERS_US, _STRINGS_US, _SET_US, _PATTERN_US, _COLUMNS_US = 4.0, 12.0, 40.0, 120.0, 30.0
 #: Sets up to this size are compared value by value.
 _FEW = 3
 
@@ -75,18 +76,21 @@ def cost_of(meaning: Meaning, columns: Columns) -> float:
             return _NUMBERS_US
         case Pattern():
             return _PATTERN_US
-        case Compared(left=column):
-            simple = _NUMBERS_US * 4
+        case Compared():
+            return _COLUMNS_US
         case OneOf(column=column, values=values) | NoneOf(column=column, values=values):
-            simple = _NUMBERS_US * len(values) if len(values) <= _FEW else _SET_US
+            return _SET_US if len(values) > _FEW else len(values) * _simple_cost(column, columns)
         case Interval(column=column, low=low, high=high):
-            simple = _NUMBERS_US * ((low is not None) + (high is not None))
+            bounds = (low is not None) + (high is not None)
+            return bounds * _simple_cost(column, columns)
         case Prefix():
             return _STRINGS_US
-        case _:
-            assert_never(meaning)
-    family = columns.domains[column].family
-    return simple * (_STRINGS_US / _NUMBERS_US if family in (*STRINGS, ValueFamily.DECIMAL) else 1)
+    assert_never(meaning)
+
+
+def _simple_cost(column: int, columns: Columns) -> float:
+    by_arrow = columns.domains[column].family in (*STRINGS, ValueFamily.DECIMAL)
+    return _STRINGS_US if by_arrow else _NUMBERS_US
 
 
 def _combined(parts: Sequence[Mask], join: np.ufunc, neutral: bool) -> Mask:
