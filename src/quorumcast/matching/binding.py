@@ -55,7 +55,7 @@ class _Binder:
         self._who = who
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise UsageError(f"{self._who} cannot be decided: {reason}")
+        raise UsageError(f"{self._who} cannot be decided ({reason})")
 
     def bind(self, tree: Written, negated: bool) -> Meaning:
         """What a part means, or its negation."""

@@ -74,15 +74,15 @@ _MICROSECOND = timedelta(microseconds=1)
 Token = tuple[str, str]
 
 
-def parse_text(text: str, who: str) -> Written:
+def parse_text(text: str, who: str, max_bytes: int = MAX_PREDICATE_TEXT) -> Written:
     """Parse a predicate; raise `UsageError` if it is not one or exceeds a limit."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise UsageError(f"{who} has characters that are not Unicode: leave them out") from None
-    if size > MAX_PREDICATE_TEXT:
+    if size > max_bytes:
         raise UsageError(
-            f"{who} is longer than {MAX_PREDICATE_TEXT:,} bytes: ask for more rows, and filter "
+            f"{who} is longer than {max_bytes:,} bytes: ask for more rows, and filter "
             "them where they arrive"
         )
     return _Parser(text, who).whole()

@@ -48,13 +48,15 @@ class Predicate(msgspec.Struct, frozen=True, eq=False):
     mask: Mask
 
 
-def parse_predicate(text: str, schema: pa.Schema | Columns, who: str) -> Predicate:
+def parse_predicate(
+    text: str, schema: pa.Schema | Columns, who: str, max_bytes: int = MAX_PREDICATE_TEXT
+) -> Predicate:
     """Parse a predicate on a schema; raise `UsageError`, which names it as `who`, if it is none."""
     columns = schema if isinstance(schema, Columns) else Columns(schema)
-    meaning = bind(parse_text(text, who), columns, who)
+    meaning = bind(parse_text(text, who, max_bytes), columns, who)
     canonical = written(meaning, columns)
     size = len(canonical.encode())
-    if size > MAX_PREDICATE_TEXT or operands_of(meaning) > MAX_OPERANDS:
+    if size > max_bytes or operands_of(meaning) > MAX_OPERANDS:
         raise UsageError(
             f"{who} is too long once it is written out ({size:,} bytes): ask for more rows, and "
             "filter them where they arrive"

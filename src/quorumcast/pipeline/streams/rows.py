@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -30,7 +29,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.pipeline.streams.options import SourceOptions, Tamper
-from quorumcast.pipeline.streams.predicate import parse
+from quorumcast.pipeline.streams.predicate import Where
 
 RECEIPT, RAW = "_receipt", "_raw"
 
@@ -164,7 +163,7 @@ class Assembler:
             names.append(RAW)
         batch = pa.RecordBatch.from_arrays(arrays, names=names)
         if self._wanted is not None:
-            batch = batch.filter(self._wanted)
+            batch = self._wanted.passing(batch)
         if RECEIPT in self._schema.names:
             batch = batch.append_column(RECEIPT, _receipts(batch, publications))
         return pa.RecordBatch.from_arrays(
@@ -228,12 +227,12 @@ def _receipts(batch: pa.RecordBatch, publications: Sequence[Publication]) -> pa.
     return _sparse({int(row): found[positions[row]] for row in firsts}, len(positions))
 
 
-def wanted_rows(where: str, schema: pa.Schema) -> pc.Expression | None:
+def wanted_rows(where: str, schema: pa.Schema) -> Where | None:
     """Return the filter of the option `where`; rows in quarantine always pass."""
     if not where:
         return None
-    found = parse(where, pa.schema([field for field in schema if field.name != RECEIPT]))
-    return found | pc.field(RAW).is_valid() if RAW in schema.names else found
+    columns = pa.schema([field for field in schema if field.name != RECEIPT])
+    return Where(where, columns, always=RAW if RAW in schema.names else None)
 
 
 def _sparse(values: Mapping[int, bytes | None], total: int) -> pa.Array:
