@@ -10,6 +10,7 @@ from quorumcast.broadcast.application import Deliver
 from quorumcast.client import backlog
 from quorumcast.client.backlog import Backlog
 from quorumcast.client.events import Gap, GapReason
+from quorumcast.client.selecting import Arrival
 from quorumcast.core.ids import Channel, Digest, NodeId, Stream, total_order
 from quorumcast.core.limits import Overflow
 
@@ -28,7 +29,7 @@ def publication(stream: Stream, number: int, size: int = SIZE) -> Deliver:
     return Deliver(stream, number, Digest(b""), body, ())
 
 
-def numbers(item: Deliver | Gap) -> tuple[Stream, int, int]:
+def numbers(item: Arrival | Gap) -> tuple[Stream, int, int]:
     return (item.stream, item.first, item.upto) if isinstance(item, Gap) else (*item.place, 0)
 
 

@@ -202,8 +202,8 @@ INTERNAL = {
     "SyncNode": "attach charter describe_brokers links peer_down peer_up read_manifest "
     "receive signed_manifest start unreachable wait_connected",
     "SyncPublisher": "acknowledged admit adopt fail overdue",
-    "SyncSubscription": "adopt attach awaits deliver detach established fail gap give_back gone "
-    "joined open overdue rows since_us start until wait_joined",
+    "SyncSubscription": "adopt attach awaits deliver detach established fail filter gap give_back "
+    "gone joined open overdue passed rows schema select since_us start suiting until wait_joined",
     "SyncNamedSubscription": "open",
 }
 #: What only the blocking client has: methods of other objects of the asyncio client.

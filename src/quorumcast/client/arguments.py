@@ -87,6 +87,12 @@ def check_overflow(overflow: object, name: str = "overflow") -> Overflow:
         raise UsageError(f"{name} is {overflow!r}: choose one of {known}") from None
 
 
+def check_where(where: object) -> None:
+    """Check that a predicate is a text; None is no predicate."""
+    if where is not None and not isinstance(where, str):
+        raise UsageError(f'where is {where!r:.60}: give a text such as "price < 10"')
+
+
 LATEST, EARLIEST = "latest", "earliest"
 
 #: Where a subscription begins.

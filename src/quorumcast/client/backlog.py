@@ -25,8 +25,8 @@ from collections import deque
 
 from msgspec.structs import replace
 
-from quorumcast.broadcast.application import Deliver
 from quorumcast.client.events import Gap, GapReason
+from quorumcast.client.selecting import Arrival
 from quorumcast.core.ids import Stream
 from quorumcast.core.limits import Overflow
 
@@ -75,7 +75,7 @@ class DeliveryQueue:
     def __init__(self) -> None:
         #: Gaps before all items: publications discarded as the oldest, and gaps among them.
         self.gaps_before = MergedGaps()
-        self.items: deque[Deliver | Gap] = deque()
+        self.items: deque[Arrival | Gap] = deque()
         #: Gaps after all items: announced losses, and publications discarded as the newest.
         self.gaps_after = MergedGaps()
         #: The number of publications in `items`.
@@ -89,25 +89,25 @@ class DeliveryQueue:
         """Whether there are neither publications nor gaps."""
         return not self.items and not self.gaps_before.gaps and not self.gaps_after.gaps
 
-    def append(self, delivered: Deliver) -> None:
+    def append(self, delivered: Arrival) -> None:
         """Append a publication, after all gaps so far."""
         while self.gaps_after.gaps:
             self.items.append(self.gaps_after.pop())
         self.items.append(delivered)
         self.publications += 1
 
-    def pop(self) -> Deliver | Gap:
+    def pop(self) -> Arrival | Gap:
         """Remove and return the next item of a queue that is not empty."""
         if self.gaps_before.gaps:
             return self.gaps_before.pop()
         if not self.items:
             return self.gaps_after.pop()
         item = self.items.popleft()
-        if type(item) is Deliver:
+        if not isinstance(item, Gap):
             self.publications -= 1
         return item
 
-    def discard_oldest(self) -> Deliver:
+    def discard_oldest(self) -> Arrival:
         """Replace the oldest publication, which must exist, by a gap; return it."""
         while isinstance(item := self.items.popleft(), Gap):
             self.gaps_before.add(item)
@@ -158,7 +158,7 @@ class Backlog:
             "gaps": self.waiting - self._publications,
         }
 
-    def put(self, delivered: Deliver) -> int:
+    def put(self, delivered: Arrival) -> int:
         """Add a publication; return how many publications were discarded, perhaps this one."""
         # The parity is `Stream.urgent` without the call, because this runs once per publication.
         urgent = delivered.stream.incarnation & 1 and not delivered.position
@@ -186,11 +186,11 @@ class Backlog:
         (self._urgent if gap.stream.urgent else self._plain).gaps_after.add(gap)
         self._count_discarded(0)
 
-    def pop(self) -> Deliver | Gap:
+    def pop(self) -> Arrival | Gap:
         """Remove and return the next item; `waiting` must not be 0."""
         item = (self._plain if self._urgent.empty else self._urgent).pop()
         self.waiting -= 1
-        if type(item) is Deliver:
+        if not isinstance(item, Gap):
             self._publications -= 1
             self._bytes -= len(item.body)
         if self.full:
@@ -206,7 +206,7 @@ class Backlog:
         self.waiting = self._publications = self._bytes = 0
         self.full = False
 
-    def _lacks_room_for(self, delivered: Deliver) -> bool:
+    def _lacks_room_for(self, delivered: Arrival) -> bool:
         """Whether a publication does not fit; an empty queue takes a publication of any length."""
         return self._publications > 0 and (
             self._publications >= self._most or self._bytes + len(delivered.body) > self._most_bytes
@@ -232,6 +232,6 @@ class Backlog:
             self.full = True
 
 
-def _gap_of(delivered: Deliver) -> Gap:
+def _gap_of(delivered: Arrival) -> Gap:
     stream, number = delivered.place
     return Gap(stream, number, number, GapReason.OVERFLOW)

@@ -22,6 +22,9 @@ from quorumcast.core.statements import Receipt
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from quorumcast.client.selecting import Portion
+    from quorumcast.matching.cut import Rows
+
 Prover = Callable[[Deliver], Awaitable[Receipt]]
 
 
@@ -81,10 +84,11 @@ class BufferFull(Exception):
 class Batch:
     """One accepted publication.
 
-    `data` is the record batch; `payloads` its only column if the channel has no schema.
+    `data` is the record batch; `payloads` its only column if the channel has no schema. With a
+    predicate it has the rows that match, and `rows` says which these are.
     """
 
-    __slots__ = ("_data", "_delivered", "_envelope", "_payloads", "_prove", "expired")
+    __slots__ = ("_data", "_delivered", "_envelope", "_payloads", "_portion", "_prove", "expired")
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class Batch:
         prove: Prover,
         *,
         expired: bool = False,
+        portion: Portion | None = None,
     ) -> None:
         #: Whether it had expired when it was taken; only with `subscribe(…, expired=True)`.
         self.expired = expired
@@ -103,6 +108,27 @@ class Batch:
         self._data = data
         self._payloads = payloads
         self._prove = prove
+        #: What the subscription selected; None if it has no predicate.
+        self._portion = portion
+
+    @property
+    def where(self) -> str | None:
+        """The predicate that selected its rows; None if there was none."""
+        return None if self._portion is None else self._portion.where
+
+    @property
+    def rows(self) -> Rows | None:
+        """The numbers of its rows in the publication, ascending; None if they are all there."""
+        return None if self._portion is None else self._portion.rows
+
+    @property
+    def total(self) -> int:
+        """How many rows the publication has."""
+        return len(self) if self._portion is None else self._portion.total
+
+    def place_of(self, index: int) -> int:
+        """Where in `data` a row of the publication is."""
+        return index if self.rows is None else int(self.rows.searchsorted(index))
 
     @property
     def data(self) -> pa.RecordBatch:
@@ -178,7 +204,7 @@ class Batch:
 
     @property
     def digest(self) -> Digest:
-        """The digest that brokers voted on."""
+        """The digest of the publication."""
         return self._delivered.digest
 
     @property
@@ -198,12 +224,17 @@ class Batch:
 
     @property
     def contents(self) -> bytes:
-        """The published bytes."""
+        """The published bytes; `UsageError` if only some of the rows came."""
+        if self._delivered.cut:
+            raise UsageError(
+                f"{len(self)} of the {self.total} rows of this publication came: read `data`, or "
+                "get the whole publication with its receipt"
+            )
         return self._delivered.body
 
     @property
     def size(self) -> int:
-        """The length of its contents."""
+        """The length of what came of its contents."""
         return len(self._delivered.body)
 
     async def receipt(self) -> Receipt:
@@ -214,13 +245,17 @@ class Batch:
         """Its events, one per row."""
         if self._payloads is not None or self.data.schema.names == ["payload"]:
             return [Event(self, i, payload) for i, payload in enumerate(self.payloads)]
-        return [Event(self, index, None) for index in range(len(self))]
+        numbers = range(len(self)) if self.rows is None else self.rows.tolist()
+        return [Event(self, index, None) for index in numbers]
 
     def __len__(self) -> int:
         return len(self._payloads) if self._payloads is not None else int(self.data.num_rows)
 
     def __repr__(self) -> str:
-        return f"<Batch {self.stream} #{self.number}, {len(self)} events>"
+        events = (
+            f"{len(self)} events" if self.rows is None else f"{len(self)} of {self.total} events"
+        )
+        return f"<Batch {self.stream} #{self.number}, {events}>"
 
 
 # One is made per row, so it must be cheap.
@@ -239,7 +274,9 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     @property
     def row(self) -> dict[str, object]:
         """The event as a mapping from column to value."""
-        row: dict[str, object] = self.batch.data.slice(self.index, 1).to_pylist()[0]
+        row: dict[str, object] = self.batch.data.slice(
+            self.batch.place_of(self.index), 1
+        ).to_pylist()[0]
         return row
 
     @property

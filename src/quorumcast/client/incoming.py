@@ -1,6 +1,7 @@
 """The subscribing role of a node: one subscriber machine, its driver, and open subscriptions.
 
-Several `Subscription`s may share a channel; the machine joins each channel once.
+Several `Subscription`s may share a channel; the machine joins each channel once, for the rows that
+any of them wants (`readers`).
 
 Back-pressure: while the queue of a subscription is full, the role is *suspended*. The machine gets
 no messages and its timers are stopped, so that it does not suspect brokers for our own delay.
@@ -26,11 +27,13 @@ from quorumcast.broadcast.application import (
     DeliverGap,
     Join,
     Leave,
+    Passed,
     Prove,
     Proven,
     Recall,
     Recalled,
     Refused,
+    Select,
     Waive,
 )
 from quorumcast.broadcast.messages import Contents
@@ -38,6 +41,8 @@ from quorumcast.cell.messages import Checkpoint, Positions
 from quorumcast.cell.subscribing.recalling import RecallDue
 from quorumcast.cell.subscribing.subscriber import Subscriber as SubscriberMachine
 from quorumcast.client.outgoing import DescribeBrokers, MakeDriver
+from quorumcast.client.readers import ChannelReaders, Reselection
+from quorumcast.client.selecting import Filters
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
@@ -85,7 +90,12 @@ class Incoming:
         self._describe_brokers = describe_brokers
         self._all: list[Subscription] = []
         #: The same by channel; one to a pattern is listed under each of its channels.
-        self._subscriptions: dict[Channel, list[Subscription]] = {}
+        self._subscriptions: dict[Channel, ChannelReaders] = {}
+        #: Channels of which other rows may be wanted than were asked for, and changes of
+        #: subscriptions; brokers are asked in the next turn of the event loop.
+        self._reselected: dict[Channel, None] = {}
+        self._changes: list[Reselection] = []
+        self._select_due: asyncio.Handle | None = None
         self._proofs: dict[tuple[Stream, int], list[asyncio.Future[Receipt]]] = {}
         self._recalls: dict[tuple[Channel, int], list[asyncio.Future[Recalled]]] = {}
         self._recalling = asyncio.Semaphore(2)
@@ -103,6 +113,7 @@ class Incoming:
             {
                 Deliver: self._on_deliver,
                 DeliverGap: self._on_gap,
+                Passed: self._on_passed,
                 Proven: self._on_proven,
                 Recalled: self._on_recalled,
                 Refused: on_refused,
@@ -113,8 +124,8 @@ class Incoming:
 
     def add(self, subscription: Subscription) -> None:
         """Open a subscription: join its channels."""
-        taken = [c for c in subscription.channels if self._subscriptions.get(c)]
-        ends = any(s.until for channel in taken for s in self._subscriptions[channel])
+        taken = [c for c in subscription.channels if c in self._subscriptions]
+        ends = any(s.until for channel in taken for s in self._subscriptions[channel].all)
         if taken and (subscription.start is not None or ends):
             raise UsageError(
                 f"this node has subscribed to {taken[0]!r} already; to begin elsewhere, "
@@ -126,21 +137,68 @@ class Incoming:
             self._join(subscription, channel, subscription.start)
 
     def _join(self, subscription: Subscription, channel: Channel, start: int | None) -> None:
-        present = self._subscriptions.setdefault(channel, [])
-        present.append(subscription)
-        if len(present) == 1:
+        readers = self._subscriptions.get(channel)
+        if readers is None:
+            readers = self._subscriptions[channel] = ChannelReaders(channel, subscription)
             since_us = 0 if start is None else subscription.since_us
-            self.driver.feed(Join(channel, start, since_us, subscription.until))
+            self.driver.feed(
+                Join(channel, start, since_us, subscription.until, where=readers.where)
+            )
+        elif readers.add(subscription):
+            self._select_soon(channel)
         self._check_joined(channel)
 
     def _leave(self, subscription: Subscription, channel: Channel) -> None:
-        present = self._subscriptions[channel]
-        present.remove(subscription)
-        if not present:
-            del self._subscriptions[channel]
-            self.driver.feed(Leave(channel))
-            left = UsageError(f"this node has left {channel!r}: subscribe again")
-            self._fail_recalls(left, channel)
+        readers = self._subscriptions[channel]
+        readers.remove(subscription)
+        if readers.all:
+            self._select_soon(channel)
+            return
+        del self._subscriptions[channel]
+        self.driver.feed(Leave(channel))
+        left = UsageError(f"this node has left {channel!r}: subscribe again")
+        self._fail_recalls(left, channel)
+
+    async def change(
+        self,
+        subscription: Subscription,
+        where: str | None,
+        filters: Filters,
+    ) -> None:
+        """Let a subscription select other rows from now on."""
+        done = asyncio.get_running_loop().create_future()
+        self._changes.append(Reselection(subscription, where, filters, done))
+        self._select_soon(*filters)
+        await asyncio.shield(done)
+
+    def _select_soon(self, *channels: Channel) -> None:
+        """Ask brokers for what is wanted now, once for all that happens in this turn.
+
+        Not at once, because the effects of one event may be half carried out: what is still to be
+        delivered was selected by what was asked for before.
+        """
+        self._reselected.update(dict.fromkeys(channels))
+        if self._select_due is None:
+            self._select_due = asyncio.get_running_loop().call_soon(self._select)
+
+    def _select(self) -> None:
+        self._select_due = None
+        changes, self._changes = self._changes, []
+        channels, self._reselected = self._reselected, {}
+        for change in changes:
+            change.subscription.select(change.where, change.filters)
+        for channel in channels:
+            readers = self._subscriptions.get(channel)
+            if readers is None:
+                continue
+            if readers.select():
+                self.driver.feed(Select(channel, readers.where))
+            self._check_joined(channel)
+        for change in changes:
+            if is_pattern(change.subscription.channel) and change.subscription in self._all:
+                self._update_channels(change.subscription, None)
+            if not change.done.done():
+                change.done.set_result(None)
 
     def adopt(self, manifest: Manifest) -> None:
         """Adopt a new epoch: channels may have more columns, and patterns other channels."""
@@ -152,8 +210,10 @@ class Incoming:
             for channel in subscription.channels:
                 subscription.adopt(manifest.channel(channel))
 
-    def _update_channels(self, subscription: Subscription, before: Manifest) -> None:
-        found = matching_channels(self._manifest, self._me, subscription.channel)
+    def _update_channels(self, subscription: Subscription, before: Manifest | None) -> None:
+        """Follow the manifest, with the one before it; None if the predicate has changed."""
+        matching = matching_channels(self._manifest, self._me, subscription.channel)
+        found = subscription.suiting(matching)
         names = {entry.name for entry in found}
         for channel in subscription.channels:
             if channel not in names:
@@ -161,7 +221,9 @@ class Incoming:
                 self._leave(subscription, channel)
         for entry in found:
             if entry.name not in subscription.channels:
-                whole = before.channel(entry.name) is None or subscription.start == 0
+                whole = before is not None and (
+                    before.channel(entry.name) is None or subscription.start == 0
+                )
                 subscription.attach(entry)
                 self._join(subscription, entry.name, 0 if whole else None)
 
@@ -173,7 +235,8 @@ class Incoming:
         self.queue_changed()
 
     def _check_joined(self, channel: Channel) -> None:
-        waiting = [s for s in self._subscriptions.get(channel, ()) if s.awaits(channel)]
+        readers = self._subscriptions.get(channel)
+        waiting = [s for s in readers.present if s.awaits(channel)] if readers is not None else []
         if waiting and self._machine.joined(channel):
             ends, dropped = self._machine.ends(channel), self._machine.dropped(channel)
             for subscription in waiting:
@@ -181,12 +244,19 @@ class Incoming:
 
     def _on_deliver(self, effect: Deliver) -> None:
         self._telemetry.publications += 1
-        for subscription in self._subscriptions.get(effect.stream.channel, ()):
-            subscription.deliver(effect)
+        readers = self._subscriptions.get(effect.stream.channel)
+        if readers is not None:
+            readers.deliver(effect)
 
     def _on_gap(self, effect: DeliverGap) -> None:
-        for subscription in self._subscriptions.get(effect.stream.channel, ()):
+        readers = self._subscriptions.get(effect.stream.channel)
+        for subscription in readers.present if readers is not None else ():
             subscription.gap(effect)
+
+    def _on_passed(self, effect: Passed) -> None:
+        readers = self._subscriptions.get(effect.stream.channel)
+        for subscription in readers.present if readers is not None else ():
+            subscription.passed(effect.stream, effect.upto)
 
     def describe_brokers(self, channel: Channel | None = None) -> str:
         """Which brokers have reported what they hold of a channel; without one, the connected."""

@@ -26,6 +26,7 @@ from quorumcast.client.arguments import (
     check_timeout,
     check_times,
     check_validity,
+    check_where,
     time_of_resumed,
 )
 from quorumcast.core.errors import UsageError
@@ -144,8 +145,16 @@ class SubscriptionOptions(_ChannelOptions, frozen=True, kw_only=True):
         ),
     ] = None
     expired: Annotated[bool, Meta(description="Include expired publications.")] = False
+    where: Annotated[
+        str | None,
+        Meta(
+            description="A predicate on the columns, such as \"price < 10 and symbol = 'CTT'\": "
+            "the rows that match come, and no others."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
+        check_where(self.where)
         check_counts(queue=1 if self.queue is None else self.queue, queue_bytes=self.queue_bytes)
         if self.overflow is not None:
             check_overflow(self.overflow)
@@ -177,6 +186,9 @@ class NamedSubscriptionOptions(_NamedChannelOptions, frozen=True, kw_only=True):
     dead_letter: Annotated[
         str | None, Meta(description="The channel for publications that are given up.")
     ] = None
+    where: Annotated[
+        str | None, Meta(description="Refused: a named subscription takes whole publications.")
+    ] = None
 
     def __post_init__(self) -> None:
         from quorumcast.named.operations import MAX_CLAIMED
@@ -188,6 +200,11 @@ class NamedSubscriptionOptions(_NamedChannelOptions, frozen=True, kw_only=True):
             raise UsageError(f"ack is {self.ack!r}: give {AUTO!r} or {MANUAL!r}")
         if not 0 < len(self.name) <= MAX_NAME:
             raise UsageError(f"{self.name!r} is no name: give 1 to {MAX_NAME} characters")
+        if self.where is not None:
+            raise UsageError(
+                "a named subscription has no predicate, because it acknowledges whole "
+                "publications: leave out 'where', and skip rows that do not match"
+            )
         if isinstance(self.start, datetime):
             raise UsageError(
                 "a named subscription begins at 'latest', 'earliest' or a position: find the "

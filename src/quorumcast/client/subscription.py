@@ -14,6 +14,9 @@ may be none of them yet.
 A publication may be valid for a limited time. If it has expired when its turn comes, it is skipped
 and counted in `expired`. Expiry compares the local clock with the time that the publisher claims.
 
+With a predicate the node asks brokers for matching rows only (`selecting`). What is queued are the
+rows of this subscription, and `held` knows from the machine where nothing more matches.
+
 Contents that violate the schema of the channel can only come from a lying publisher. They are
 skipped, counted in `undecodable` and reported to the node's `on_undecodable`.
 """
@@ -38,16 +41,28 @@ from quorumcast.client.arguments import (
 )
 from quorumcast.client.backlog import Backlog
 from quorumcast.client.events import Batch, Event, Gap, GapError, GapReason
+from quorumcast.client.held import ReadingProgress
 from quorumcast.client.options import SubscriptionOptions
 from quorumcast.client.packing import Clock, wall_us
+from quorumcast.client.selecting import (
+    Arrival,
+    Filters,
+    Portion,
+    bind,
+    check_any,
+    delivery_of,
+    envelope_of,
+    suiting,
+)
 from quorumcast.client.unpacking import unpack
-from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED, Limits, Overflow
 from quorumcast.core.statements import Receipt
 from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.patterns import is_pattern
 from quorumcast.manifest.retention import retention_sentence
+from quorumcast.matching.filter import Filter
 
 #: Begins the text of a gap before the oldest publication if a time was asked for.
 MAYBE_WANTED = "some of them may be of the time asked for; "
@@ -69,6 +84,14 @@ class SubscriptionHost(Protocol):
 
     def undecodable(self, delivered: application.Deliver) -> None:
         """Report contents that violate the schema."""
+
+    async def change(
+        self,
+        subscription: Subscription,
+        where: str | None,
+        filters: Filters,
+    ) -> None:
+        """Select other rows of these channels from now on."""
 
     def ignored(self, reason: str, publications: int) -> None:
         """Count publications that do not reach the application."""
@@ -107,6 +130,15 @@ class Subscription:
     ) -> None:
         #: The channel or pattern that was subscribed to.
         self.channel = Channel(options.channel)
+        #: The predicate on rows; None for all.
+        self.where = options.where
+        #: What the predicate means on each channel so far.
+        self._filters: dict[Channel, Filter | None] = {}
+        #: Channels that match the pattern and cannot be asked for the predicate.
+        self._left_out: set[Channel] = set()
+        if is_pattern(options.channel):
+            check_any(entries, options.where)
+            entries = self.suiting(entries)
         #: The present channels, and whether the subscription is established on each.
         self._channels: dict[Channel, bool] = {}
         #: Schemas of all channels so far: publications of a former one may still be queued.
@@ -139,11 +171,7 @@ class Subscription:
         self.undecodable = 0
         #: Publications skipped because they had expired.
         self.expired = 0
-        #: Streams that `held` has not read completely, with the last number that each had when the
-        #: subscription was established.
-        self._ends: dict[Stream, int] = {}
-        #: The same for all streams, also those that are read.
-        self._first_ends: dict[Stream, int] = {}
+        self._progress = ReadingProgress(reads_past=self.start is not None)
         #: What brokers had dropped of each stream when the subscription was established. It begins
         #: after these publications, and iteration yields no gap for them. Empty with "latest" or a
         #: position; with a time, without the streams of which brokers hold something older.
@@ -158,10 +186,11 @@ class Subscription:
         """Begin, as a subscription of this role."""
         self._host = host
 
-    def deliver(self, delivered: application.Deliver) -> None:
-        """Queue an accepted publication."""
+    def deliver(self, delivered: Arrival) -> None:
+        """Queue an accepted publication, or what the subscription selects of it."""
         if self.since_us and self._too_early(delivered):
             return
+        self._progress.queue(*delivered.place)
         full = self._backlog.full
         discarded = self._backlog.put(delivered)
         if discarded:
@@ -171,7 +200,12 @@ class Subscription:
         if self._waiter is not None:
             self._wake()
 
-    def _too_early(self, delivered: application.Deliver) -> bool:
+    def passed(self, stream: Stream, upto: int) -> None:
+        """Handle that nothing more matches up to this number."""
+        self._progress.skip(stream, upto)
+        self._wake()
+
+    def _too_early(self, delivered: Arrival) -> bool:
         """Whether its stream has not reached the time at which the subscription starts.
 
         Brokers start there or a little before. Everything after the first publication with that
@@ -180,19 +214,19 @@ class Subscription:
         stream, number = delivered.place
         if stream in self._reached:
             return False
-        envelope = read_envelope(delivered.body)
+        envelope = envelope_of(delivered)
         if envelope is not None and envelope.published_us >= self.since_us:
             self._reached[stream] = None
             if len(self._reached) > MAX_STREAMS_NAMED:
                 del self._reached[next(iter(self._reached))]
             return False
-        self._note_progress(stream, number)
-        self._wake()
+        self.passed(stream, number)
         return True
 
     def gap(self, effect: application.DeliverGap) -> None:
         """Queue a gap."""
         full = self._backlog.full
+        self._progress.queue(effect.stream, effect.upto)
         self._backlog.announce(self.gone(effect.stream, effect.first, effect.upto))
         if self._backlog.full and not full:
             self._host.queue_changed()
@@ -206,14 +240,35 @@ class Subscription:
 
     def attach(self, entry: ChannelEntry) -> None:
         """Add a channel."""
-        self._entries[entry.name] = entry
+        self._learn(entry)
         self._channels[entry.name] = False
+
+    def _learn(self, entry: ChannelEntry) -> None:
+        self._filters[entry.name] = bind(entry, self.where)
+        self._entries[entry.name] = entry
         self._schemas[entry.name] = entry.arrow_schema()
+
+    def suiting(self, entries: Sequence[ChannelEntry]) -> list[ChannelEntry]:
+        """Those of the channels of a pattern that the predicate can be asked of."""
+        return suiting(self.channel, entries, self.where, self._left_out)
+
+    def filter(self, channel: Channel) -> Filter | None:
+        """What the subscription selects on a channel; None for everything."""
+        return self._filters.get(channel)
+
+    def schema(self, channel: Channel) -> pa.Schema:
+        """The columns of a channel."""
+        return self._schemas[channel]
+
+    def select(self, where: str | None, filters: Filters) -> None:
+        """Select other rows of what is delivered from now on."""
+        self.where = where
+        self._filters.update(filters)
 
     def detach(self, channel: Channel) -> None:
         """Remove a channel; publications that are queued can still be taken."""
         self._channels.pop(channel, None)
-        self._ends = {s: number for s, number in self._ends.items() if s.channel != channel}
+        self._progress.forget(channel)
         self._check_joined()
         self._wake()
 
@@ -236,21 +291,24 @@ class Subscription:
         self._channels[channel] = True
         # With "latest" there is no old data to read, even if another subscription reads it.
         if not self.joined.done() and self.start is not None:
-            self._first_ends.update({stream: end - 1 for stream, end in ends.items()})
-            self._ends.update({stream: end - 1 for stream, end in ends.items()})
+            self._progress.add({stream: end - 1 for stream, end in ends.items()})
             caveat = MAYBE_WANTED if self.since_us else ""
             self.dropped += [self.gone(g.stream, g.first, g.upto, caveat) for g in dropped]
         self._check_joined()
 
     def _check_joined(self) -> None:
         if all(self._channels.values()) and not self.joined.done():
+            self._progress.established()
             self.joined.set_result(None)
 
     def adopt(self, entry: ChannelEntry | None) -> None:
         """Adopt a channel of a new epoch."""
-        if entry is not None:
-            self._entries[entry.name] = entry
-            self._schemas[entry.name] = entry.arrow_schema()
+        if entry is None:
+            return
+        try:
+            self._learn(entry)
+        except UsageError as error:  # the channel was made anew, with other columns
+            self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """End with an error, which iteration raises once the queue is empty."""
@@ -370,8 +428,7 @@ class Subscription:
         """Put items that were taken, and not used, in front of the queue; empties `items`."""
         for item in items:
             stream, number = (item.stream, item.first) if isinstance(item, Gap) else item.place
-            if number <= self._first_ends.get(stream, 0):
-                self._ends[stream] = self._first_ends[stream]
+            self._progress.give_back(stream, number)
         self._front.extendleft(reversed(items))
         items.clear()
 
@@ -382,7 +439,7 @@ class Subscription:
         iterators.
         """
         await self.wait_joined()
-        while self._ends:
+        while self._progress.unread:
             try:
                 yield await self._next(held=True)
             except StopAsyncIteration:
@@ -394,11 +451,20 @@ class Subscription:
 
         On a channel with total order there is one stream, and its numbers are positions.
         """
-        return dict(self._ends)
+        return dict(self._progress.unread)
 
-    def _note_progress(self, stream: Stream, number: int) -> None:
-        if self._ends.get(stream, number + 1) <= number:
-            del self._ends[stream]
+    @property
+    def ends(self) -> dict[Stream, int]:
+        """The last number of each stream when it was established, of those that had any to read."""
+        return dict(self._progress.ends)
+
+    @property
+    def position(self) -> int | None:
+        """With total order: where to begin to go on from here; None as long as nothing was read.
+
+        Everything before it has been taken, or does not match the predicate.
+        """
+        return self._progress.position(self.channels)
 
     async def _next(self, *, held: bool = False) -> Batch | Gap:
         if self.until:
@@ -409,13 +475,13 @@ class Subscription:
                 item = self._pop()
                 if item is not None:
                     return item
-                if held and not self._ends:
+                if held and not self._progress.unread:
                     raise StopAsyncIteration
             await self._arrival(held=held)
 
     async def _arrival(self, *, held: bool) -> None:
         """Wait until something is queued; raise at the end."""
-        if self._closed or (held and not self._ends):
+        if self._closed or (held and not self._progress.unread):
             raise StopAsyncIteration
         if self._ended is not None:
             raise self._ended
@@ -436,15 +502,14 @@ class Subscription:
         if full and not backlog.full:
             self._host.queue_changed()
         if isinstance(item, Gap):
-            self._note_progress(item.stream, item.upto)
+            self._progress.take(item.stream, item.upto)
             return item
-        if self._ends:
-            self._note_progress(*item.place)
+        self._progress.take(*item.place)
         return item if isinstance(item, Batch) else self._open(item)
 
-    def _open(self, item: application.Deliver) -> Batch | None:
+    def _open(self, item: Arrival) -> Batch | None:
         """Decode a publication; None if it violates the schema or has expired."""
-        envelope = read_envelope(item.body)
+        envelope = envelope_of(item)
         expired = False
         if envelope is not None and envelope.valid_ms:
             expired = envelope.expires_us <= self._now_us()
@@ -452,13 +517,32 @@ class Subscription:
             self.expired += 1
             self._host.ignored(EXPIRED, 1)
             return None
+        delivered = delivery_of(item)
+        if envelope is not None and isinstance(item, Portion):
+            prove = self._host.prove
+            return Batch(delivered, envelope, item.data, None, prove, expired=expired, portion=item)
         schema = self._schemas[item.stream.channel]
-        unpacked = None if envelope is None else unpack(item.body, schema)
+        unpacked = None if envelope is None or delivered.cut else unpack(delivered.body, schema)
         if envelope is None or unpacked is None:
             self.undecodable += 1
-            self._host.undecodable(item)
+            self._host.undecodable(delivered)
             return None
-        return Batch(item, envelope, *unpacked, self._host.prove, expired=expired)
+        return Batch(delivered, envelope, *unpacked, self._host.prove, expired=expired)
+
+    # ------------------------------------------------------------------ selecting
+
+    async def change(self, where: str | None) -> None:
+        """Select other rows; None for all. It returns when that is in force.
+
+        Publications are selected by one predicate or the other: what is accepted from then on by
+        the new one, and what already waits in the queue by the former one; `batch.where` says
+        which. Nothing is lost or repeated. Raises `UsageError`, and changes nothing, if a channel
+        of the subscription cannot be asked for that.
+        """
+        if self._closed:
+            raise UsageError("this subscription is closed: subscribe again")
+        filters = {channel: bind(self._entries[channel], where) for channel in self._channels}
+        await self._host.change(self, where, filters)
 
     # ------------------------------------------------------------------- old data
 

@@ -280,6 +280,10 @@ class SyncSubscription(ClosesOnExit):
         if self._items:
             self._thread.call(lambda: self._subscription.give_back(self._items))
 
+    def change(self, where: str | None, timeout_s: float | None = None) -> None:
+        """Select other rows; None for all. As `Subscription.change`."""
+        self._thread.run(self._subscription.change(where), timeout_s)
+
     def recall(
         self, positions: Iterable[int], timeout_s: float | None = None
     ) -> dict[int, Batch | Gap | None]:
@@ -308,6 +312,16 @@ class SyncSubscription(ClosesOnExit):
         return self._subscription.full
 
     @property
+    def where(self) -> str | None:
+        """The predicate on rows; None for all."""
+        return self._subscription.where
+
+    @property
+    def ends(self) -> dict[Stream, int]:
+        """The last number of each stream when it was established, as in `Subscription.ends`."""
+        return self._subscription.ends
+
+    @property
     def unread(self) -> dict[Stream, int]:
         """Streams that `held` has not read completely, with the last number of each."""
         return self._subscription.unread
@@ -321,6 +335,12 @@ class SyncSubscription(ClosesOnExit):
     def oldest(self) -> int:
         """On a channel with total order: the oldest position that brokers hold."""
         return self._subscription.oldest
+
+    @property
+    def position(self) -> int | None:
+        """With total order: where to begin to go on from here, as in `Subscription.position`."""
+        self._give_back()
+        return self._subscription.position
 
     @property
     def dropped(self) -> list[Gap]:

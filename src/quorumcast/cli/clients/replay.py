@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.cli.clients.printing import FORMAT_CHOICE, FORMAT_HELP, Printer, gap_fields
-from quorumcast.cli.clients.subscribe import begin_output, join, parse_start
+from quorumcast.cli.clients.subscribe import MEANING, begin_output, join, parse_start
 from quorumcast.cli.common import console, run_client
 from quorumcast.cli.options import ClientOptions, JsonOption
-from quorumcast.client.arguments import EARLIEST, Start
+from quorumcast.client.arguments import EARLIEST
 from quorumcast.client.options import SubscriptionOptions
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.patterns import is_pattern
@@ -55,6 +55,9 @@ def replay(
             help="Leave out what was published after this time, or end after this position.",
         ),
     ] = "",
+    predicate: Annotated[
+        str | None, typer.Option("--where", metavar="PREDICATE", help=MEANING["where"])
+    ] = None,
     count: Annotated[int, typer.Option(help="End after this many events; 0 is no limit.")] = 0,
     idle: Annotated[
         float, typer.Option(help="Give up when nothing arrives for this many seconds.")
@@ -80,7 +83,10 @@ def replay(
         raise UsageError(f"--to {to} lies before --from {start}; swap them")
     printer = Printer(json_, format_, pattern=is_pattern(channel))
     reader = _Reader(last, latest, count, idle, json_, printer)
-    run_client(reader.read(where, channel, first))
+    options = SubscriptionOptions(
+        channel, start=first, overflow="wait", expired=True, where=predicate
+    )
+    run_client(reader.read(where, options))
     reader.report(channel)
     if reader.lacking:
         raise typer.Exit(1)
@@ -119,8 +125,9 @@ class _Reader:
         #: Which brokers were connected then.
         self._overdue = ""
 
-    async def read(self, where: ClientOptions, channel: str, start: Start) -> None:
+    async def read(self, where: ClientOptions, options: SubscriptionOptions) -> None:
         """Connect, and print the requested publications."""
+        channel, start = options.channel, options.start
         from quorumcast.manifest.rights import to_subscribe
 
         async with await where.connect() as node:
@@ -136,7 +143,6 @@ class _Reader:
                     f"channel {channel!r} has no positions, because it has no total order; "
                     "give --from and --to as times, such as 2026-11-01T12:00:00Z, or leave them out"
                 )
-            options = SubscriptionOptions(channel, start=start, overflow="wait", expired=True)
             subscription = await join(where, node, options)
             self._check_last(subscription, channel)
             begin_output(self._printer, node, channel)
@@ -149,7 +155,7 @@ class _Reader:
             self._undecodable = subscription.undecodable
 
     def _check_last(self, subscription: Subscription, channel: str) -> None:
-        end = max(subscription.unread.values(), default=0)
+        end = max(subscription.ends.values(), default=0)
         if self._last is not None and self._last > end:
             there = f"the last is {end}" if end else "nothing has been published"
             raise UsageError(

@@ -65,6 +65,9 @@ def subscribe(
     anew: Annotated[
         bool, typer.Option("--anew", help="With --name: begin it again, from --from on.")
     ] = False,
+    predicate: Annotated[
+        str | None, typer.Option("--where", metavar="PREDICATE", help=MEANING["where"])
+    ] = None,
     count: Annotated[int, typer.Option(help="End after this many events; 0 is no limit.")] = 0,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Wait for more, or end when idle.")
@@ -98,6 +101,7 @@ def subscribe(
     every proof of a lie. In a pattern '*' is one level of a channel name and '**' any number of
     levels: 'plant/*/temp', 'plant/**'; each line then begins with the channel and a tab. Channels
     that are created later join by themselves.
+    With --where, brokers send the rows that match and vote on them, so that none is left out.
     Payloads are printed unchanged; with --json those that are not UTF-8 are "payload_base64".
     Tables (--format csv, arrow or parquet) are complete when the command ends, also by a signal.
 
@@ -115,15 +119,10 @@ def subscribe(
         raise UsageError("--count is 0 or more and --idle more than 0")
     if idle is not None and follow:
         raise UsageError("--idle needs --no-follow: without it a subscription waits forever")
-    if name and (queue is not None or overflow is not None):
-        raise UsageError(
-            "--queue and --overflow do not go with --name: a named subscription takes what it can "
-            "handle, and nothing is discarded"
-        )
     if receipt is not None and follow and not count:
         raise UsageError("--receipt needs an end: say how many events with --count")
-    if name and receipt is not None:
-        raise UsageError("--receipt and --name do not go together: subscribe without a name")
+    if name:
+        _check_named(queue, overflow, predicate, receipt, format_)
     if anew and not name:
         raise UsageError("--anew needs --name: only a named subscription can begin again")
     beginning = parse_start(start)
@@ -133,19 +132,43 @@ def subscribe(
         raise UsageError(f"the receipt {receipt} {wrong}; name a file in a directory that exists")
     if evidence is not None:
         directory_at(evidence)
-    if name and format_ == PARQUET:
-        raise UsageError(
-            "--format parquet and --name do not go together, because events would be acknowledged "
-            "before they are written; use --format arrow"
-        )
     printer = Printer(json_, format_, pattern=is_pattern(channel))
     idle_s = None if follow else idle or IDLE_S
     listener = _Listener(where, count, idle_s, receipt, evidence, observe, printer)
     if name:
         run_client(listener.consume(channel, name, beginning, anew))
     else:
-        options = SubscriptionOptions(channel, start=beginning, queue=queue, overflow=overflow)
+        options = SubscriptionOptions(
+            channel, start=beginning, queue=queue, overflow=overflow, where=predicate
+        )
         run_client(listener.listen(options))
+
+
+def _check_named(
+    queue: int | None,
+    overflow: str | None,
+    predicate: str | None,
+    receipt: Path | None,
+    format_: str,
+) -> None:
+    """Refuse options that do not go with --name."""
+    if queue is not None or overflow is not None:
+        raise UsageError(
+            "--queue and --overflow do not go with --name: a named subscription takes what it can "
+            "handle, and nothing is discarded"
+        )
+    if predicate is not None:
+        raise UsageError(
+            "--where and --name do not go together, because a named subscription acknowledges "
+            "whole publications: leave out one of them"
+        )
+    if receipt is not None:
+        raise UsageError("--receipt and --name do not go together: subscribe without a name")
+    if format_ == PARQUET:
+        raise UsageError(
+            "--format parquet and --name do not go together, because events would be acknowledged "
+            "before they are written; use --format arrow"
+        )
 
 
 class _Listener:

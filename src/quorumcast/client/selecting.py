@@ -1,0 +1,154 @@
+"""Predicates of subscriptions: what can be asked for, and what a subscription gets of what came.
+
+Brokers send the rows that any subscription of the node wants, or the whole publication. Each
+subscription selects its own rows of that: a `Portion`, which waits for the application.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from quorumcast.broadcast.application import Deliver
+from quorumcast.cell.filters import filter_of
+from quorumcast.client.unpacking import unpack
+from quorumcast.core.envelope import ENVELOPE_BYTES, Envelope, read_envelope
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, Stream
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.matching.cut import Rows, decode_cut, head_of
+from quorumcast.matching.filter import Filter
+from quorumcast.matching.grammar import parse_text
+from quorumcast.runtime.logs import note
+
+#: What messages call the predicate.
+WHO = "the predicate"
+
+
+class Portion(msgspec.Struct, frozen=True, eq=False):
+    """The rows of an accepted publication that match the predicate of a subscription."""
+
+    delivered: Deliver
+    data: pa.RecordBatch
+    #: The numbers of the rows in the publication; None if they are all.
+    rows: Rows | None
+    #: Rows of the publication.
+    total: int
+    where: str
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of the publication."""
+        return self.delivered.stream
+
+    @property
+    def place(self) -> tuple[Stream, int]:
+        """The stream and number of the publication; with total order, the position."""
+        return self.delivered.place
+
+    @property
+    def position(self) -> int:
+        """Its position; 0 without total order."""
+        return self.delivered.position
+
+    @property
+    def body(self) -> bytes:
+        """What came: the publication, or a cut of it."""
+        return self.delivered.body
+
+
+#: What waits for an application.
+Arrival: TypeAlias = Deliver | Portion
+
+
+def delivery_of(arrival: Arrival) -> Deliver:
+    """What the machine delivered."""
+    return arrival.delivered if isinstance(arrival, Portion) else arrival
+
+
+def envelope_of(arrival: Arrival) -> Envelope | None:
+    """The envelope of a publication; None if it makes no sense."""
+    delivered = delivery_of(arrival)
+    if delivered.cut:
+        return read_envelope(head_of(delivered.body)[-ENVELOPE_BYTES:])
+    return read_envelope(delivered.body)
+
+
+class OpenedDelivery(msgspec.Struct, frozen=True, eq=False):
+    """The rows that came of a publication."""
+
+    data: pa.RecordBatch
+    rows: Rows | None
+    total: int
+
+
+def open_delivery(delivered: Deliver, schema: pa.Schema) -> OpenedDelivery | None:
+    """The rows that came; None if the contents violate the schema."""
+    if delivered.cut:
+        cut = decode_cut(delivered.body, schema)
+        return None if cut is None else OpenedDelivery(cut.batch, cut.rows, cut.total)
+    data, _ = unpack(delivered.body, schema) or (None, None)
+    return None if data is None else OpenedDelivery(data, None, data.num_rows)
+
+
+def select_rows(
+    delivered: Deliver, opened: OpenedDelivery, filter_: Filter, where: str
+) -> Portion | None:
+    """The rows that match; None if there are none."""
+    data, rows = opened.data, opened.rows
+    places = filter_.rows(data)
+    if not len(places):
+        return None
+    if len(places) < data.num_rows:
+        numbers = pa.Array.from_buffers(pa.uint32(), len(places), [None, pa.py_buffer(places)])
+        data = data.take(numbers)
+        rows = places if rows is None else rows[places]
+    return Portion(delivered, data, rows, opened.total, where)
+
+
+def bind(entry: ChannelEntry, where: str | None) -> Filter | None:
+    """What a predicate asks of a channel; None for everything. Raises `UsageError`."""
+    return filter_of(entry, () if where is None else (where,))
+
+
+def check_any(entries: Sequence[ChannelEntry], where: str | None) -> None:
+    """Raise `UsageError` if a predicate makes no sense, or can be asked of none of these."""
+    if where is None:
+        return
+    parse_text(where, WHO)
+    errors: list[UsageError] = []
+    for entry in sorted(entries, key=lambda one: not one.schema):
+        try:
+            bind(entry, where)
+            return
+        except UsageError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def suiting(
+    pattern: str, entries: Sequence[ChannelEntry], where: str | None, left_out: set[Channel]
+) -> list[ChannelEntry]:
+    """Those of the channels of a pattern that a predicate can be asked of.
+
+    Others may match the pattern and have other columns. It is logged once that one is left out.
+    """
+    suited: list[ChannelEntry] = []
+    for entry in entries:
+        try:
+            bind(entry, where)
+            suited.append(entry)
+        except UsageError as error:
+            if entry.name not in left_out:
+                left_out.add(entry.name)
+                note(f"{pattern!r} leaves out {entry.name!r}: {error}", level=logging.WARNING)
+    return suited
+
+
+#: What each channel is asked for.
+Filters: TypeAlias = Mapping[Channel, Filter | None]

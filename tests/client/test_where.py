@@ -1,0 +1,394 @@
+"""Subscriptions to some rows: what each gets, what a node asks for, and changes."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.client.test_times import in_a_loop
+from tests.runtime.world import PATIENCE_S, until
+
+from quorumcast.client import Batch, Gap, Node, UsageError
+from quorumcast.client.subscription import Subscription
+from quorumcast.core.envelope import ENVELOPE_BYTES
+from quorumcast.core.ids import Channel
+from quorumcast.core.labels import unlabel
+from quorumcast.core.limits import Limits
+from quorumcast.core.publication import decode_batch
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
+from quorumcast.testing import MemoryCell, SyncMemoryCell
+
+COLUMNS = (("symbol", "string"), ("price", "int64"))
+POLICIES = ("direct", "direct-crash", "ab", "ab+history", "brb", "total", "total-crash")
+
+
+def trades(policy: str = "ab+history", channel: str = "trades", **limits: int) -> ChannelEntry:
+    chosen = Policy.named(policy, limits=Limits(**limits))
+    return ChannelEntry(Channel(channel), chosen, schema=COLUMNS)
+
+
+def rows(*prices: int, symbol: str = "CTT") -> pa.RecordBatch:
+    made = [{"symbol": symbol, "price": price} for price in prices]
+    return pa.RecordBatch.from_pylist(made, trades().arrow_schema())
+
+
+async def publish(node: Node, *batches: pa.RecordBatch, channel: str = "trades") -> None:
+    async with node.publisher(channel, batching=False) as outbox:
+        for batch in batches:
+            await outbox.publish(batch)
+
+
+def numbers(batch: Batch) -> list[int] | None:
+    return None if batch.rows is None else batch.rows.tolist()
+
+
+def prices(item: Batch | Gap) -> list[int]:
+    assert isinstance(item, Batch)
+    found: list[int] = item.data.column("price").to_pylist()
+    return found
+
+
+async def taken(inbox: Subscription, count: int) -> list[Batch]:
+    found: list[Batch] = []
+    async with asyncio.timeout(PATIENCE_S):
+        async for batch in inbox.batches():
+            found.append(batch)
+            if len(found) == count:
+                break
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@in_a_loop
+async def test_subscription_gets_the_rows_that_match_and_no_others(policy: str) -> None:
+    async with MemoryCell(channels={"trades": trades(policy)}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price < 10") as inbox:
+            await publish(
+                alice, rows(50), rows(*range(8, 28)), rows(1, 2, 3), rows(*range(90, 100)), rows(7)
+            )
+            cut, whole, last = await taken(inbox, 3)
+            assert [prices(one) for one in (cut, whole, last)] == [[8, 9], [1, 2, 3], [7]]
+            assert (numbers(cut), cut.total, len(cut)) == ([0, 1], 20, 2)
+            assert (whole.rows, whole.total, len(whole)) == (None, 3, 3)
+            assert [one.number for one in (cut, whole, last)] == [2, 3, 5]
+            assert {one.where for one in (cut, whole, last)} == {"price < 10"}
+
+
+@in_a_loop
+async def test_events_of_a_part_have_their_row_numbers_in_the_publication() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price >= 98") as inbox:
+            await publish(alice, rows(*range(100)))
+            events = [await anext(inbox), await anext(inbox)]
+            assert [(e.index, e.row) for e in events] == [
+                (98, {"symbol": "CTT", "price": 98}),
+                (99, {"symbol": "CTT", "price": 99}),
+            ]
+            batch = events[0].batch
+            assert repr(batch).endswith("2 of 100 events>")
+            assert batch.data.to_pydict() == {"symbol": ["CTT", "CTT"], "price": [98, 99]}
+            with pytest.raises(UsageError, match="2 of the 100 rows of this publication came"):
+                _ = batch.contents
+
+
+@in_a_loop
+async def test_most_rows_come_with_the_publication_and_are_selected_here() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price < 8") as inbox:
+            await publish(alice, rows(*range(10)))
+            (batch,) = await taken(inbox, 1)
+            assert prices(batch) == list(range(8)) == numbers(batch)
+            assert batch.total == 10
+
+
+@pytest.mark.parametrize("policy", ["ab+history", "total"])
+@in_a_loop
+async def test_receipt_of_a_part_has_the_whole_publication(policy: str) -> None:
+    async with MemoryCell(channels={"trades": trades(policy, segment=4)}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price = 17") as inbox:
+            await publish(alice, rows(1), rows(*range(20)), rows(2))
+            event = await anext(inbox)
+            receipt = await event.receipt()
+            labelled = unlabel(receipt.contents) if policy == "total" else None
+            contents = receipt.contents if labelled is None else labelled[1]
+            whole = decode_batch(contents[ENVELOPE_BYTES:], trades().arrow_schema())
+            assert whole is not None
+            assert whole.column("price").to_pylist() == list(range(20))
+
+
+@in_a_loop
+async def test_subscriptions_of_one_node_get_the_rows_of_their_own_predicates() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        cheap = bob.subscribe("trades", where="price < 10")
+        dear = bob.subscribe("trades", where="price >= 90")
+        await cheap.wait_joined()
+        await dear.wait_joined()
+        await publish(alice, rows(*range(100)))
+        assert prices((await taken(cheap, 1))[0]) == list(range(10))
+        assert prices((await taken(dear, 1))[0]) == list(range(90, 100))
+        async with bob.subscribe("trades") as everything:
+            await publish(alice, rows(*range(100)))
+            (whole,) = await taken(everything, 1)
+            assert (whole.where, whole.rows, len(whole)) == (None, None, 100)
+            assert prices((await taken(cheap, 1))[0]) == list(range(10))
+        await publish(alice, rows(*range(50)))
+        assert prices((await taken(cheap, 1))[0]) == list(range(10))
+        await publish(alice, rows(95))
+        assert prices((await taken(dear, 2))[1]) == [95]
+        assert cheap.waiting == dear.waiting == 0
+
+
+@in_a_loop
+async def test_subscriptions_that_come_and_go_cost_the_others_nothing() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price = 7") as inbox:
+            async with alice.publisher("trades", batching=False) as outbox:
+                others: list[Subscription] = []
+                for number in range(60):
+                    outbox.post_batch(rows(*range(number % 3, 10)))
+                    if number % 3 == 0:
+                        others.append(bob.subscribe("trades", where=f"price = {number % 9}"))
+                    elif number % 5 == 0:
+                        others.pop(0).close()
+                    await asyncio.sleep(0.001)
+                await outbox.flush()
+            found = await taken(inbox, 60)
+            assert [one.number for one in found] == list(range(1, 61))
+            assert {tuple(prices(one)) for one in found} == {(7,)}
+            await until(lambda: all(one.joined.done() for one in others))
+
+
+@in_a_loop
+async def test_change_is_exact() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price = 1") as inbox:
+            await publish(alice, rows(*range(10)))
+            await until(lambda: inbox.waiting == 1)
+            await inbox.change("price > 7")
+            assert inbox.where == "price > 7"
+            await publish(alice, rows(*range(10)))
+            await until(lambda: inbox.waiting == 2)
+            await inbox.change(None)
+            await publish(alice, rows(*range(10)))
+            found = await taken(inbox, 3)
+            assert [(one.where, prices(one)) for one in found] == [
+                ("price = 1", [1]),
+                ("price > 7", [8, 9]),
+                (None, list(range(10))),
+            ]
+
+
+@in_a_loop
+async def test_change_under_load_selects_each_publication_by_one_predicate_or_the_other() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price = 0") as inbox:
+            async with alice.publisher("trades", batching=False) as outbox:
+                for number in range(100):
+                    outbox.post_batch(rows(*range(10)))
+                    if number % 10 == 5:
+                        await inbox.change(f"price = {number % 9}")
+                    await asyncio.sleep(0)
+                await outbox.flush()
+            found = await taken(inbox, 100)
+            assert [one.number for one in found] == list(range(1, 101))
+            assert all(f"price = {prices(one)[0]}" == one.where for one in found)
+            assert len({one.where for one in found}) > 3
+
+
+@in_a_loop
+async def test_change_that_is_refused_changes_nothing() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price = 1") as inbox:
+            with pytest.raises(UsageError, match="did you mean 'price'"):
+                await inbox.change("prise = 2")
+            assert inbox.where == "price = 1"
+            await publish(alice, rows(*range(10)))
+            assert prices((await taken(inbox, 1))[0]) == [1]
+        with pytest.raises(UsageError, match="this subscription is closed"):
+            await inbox.change("price = 2")
+
+
+@pytest.mark.parametrize("policy", ["ab+history", "brb", "total"])
+@pytest.mark.parametrize("where", ["price < 3", "price > 1000"])
+@in_a_loop
+async def test_held_ends_although_the_last_rows_do_not_match(policy: str, where: str) -> None:
+    async with MemoryCell(channels={"trades": trades(policy)}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, *(rows(price) for price in range(9)))
+        async with bob.subscribe("trades", start="earliest", where=where) as inbox:
+            async with asyncio.timeout(PATIENCE_S):
+                found = [prices(item) async for item in inbox.held()]
+            assert found == ([[0], [1], [2]] if where == "price < 3" else [])
+            assert not inbox.unread
+            assert list(inbox.ends.values()) == [9]
+
+
+@in_a_loop
+async def test_position_to_go_on_with_is_behind_what_does_not_match() -> None:
+    async with MemoryCell(channels={"trades": trades("total")}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, *(rows(price) for price in (1, 50, 2, 60, 70)))
+        async with bob.subscribe("trades", start="earliest", where="price < 10") as inbox:
+            assert inbox.position in (None, 1)
+            await until(lambda: inbox.waiting == 2)
+            assert prices(await anext(inbox.batches())) == [1]
+            assert inbox.position == 2
+            assert prices(await anext(inbox.batches())) == [2]
+            await until(lambda: inbox.position == 6)
+        again = await cell.connect("bob")
+        async with again.subscribe("trades", start=6, where="price < 10") as inbox:
+            await publish(alice, rows(3))
+            (batch,) = await taken(inbox, 1)
+            assert (prices(batch), batch.position, inbox.position) == ([3], 6, 7)
+
+
+@in_a_loop
+async def test_subscription_from_a_position_to_another_gets_matching_rows() -> None:
+    async with MemoryCell(channels={"trades": trades("total")}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        await publish(alice, *(rows(price) for price in range(10)))
+        async with bob.subscribe(
+            "trades", start=3, until=9, where="price IN (0, 3, 5, 8)"
+        ) as inbox:
+            found = [(batch.position, prices(batch)) async for batch in inbox.batches()]
+            assert found == [(4, [3]), (6, [5])]
+
+
+@in_a_loop
+async def test_recall_gets_whole_publications() -> None:
+    async with MemoryCell(channels={"trades": trades("total")}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price = 4") as inbox:
+            await publish(alice, rows(*range(10)), rows(1))
+            await taken(inbox, 1)
+            await until(lambda: inbox.position == 3)
+            found = await inbox.recall([1, 2])
+            assert [len(batch) for batch in found.values() if isinstance(batch, Batch)] == [10, 1]
+
+
+@in_a_loop
+async def test_discarded_publications_are_those_with_matching_rows() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price < 3", queue=2, overflow="oldest") as inbox:
+            async with bob.subscribe("trades") as everything:
+                await publish(alice, *(rows(price) for price in (0, 9, 1, 9, 9, 2, 9)))
+                await taken(everything, 7)
+            assert inbox.discarded == 1
+            first, *others = await inbox.take()
+            assert isinstance(first, Gap)
+            assert (first.first, first.upto) == (1, 1)
+            assert [prices(one) for one in others] == [[1], [2]]
+
+
+@in_a_loop
+async def test_new_columns_do_not_interrupt_a_predicate() -> None:
+    """An older predicate goes on, and a change may name the new column."""
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price < 3") as inbox:
+            await publish(alice, rows(*range(10)))
+            await taken(inbox, 1)
+            with pytest.raises(UsageError, match="'venue'"):
+                await inbox.change("venue = 'X'")
+
+
+REFUSED: Sequence[tuple[dict[str, Any], str]] = (
+    ({"where": "prise < 10"}, "names the column 'prise', which is not there: did you mean 'price'"),
+    ({"where": "price < 'ten'"}, "price"),
+    ({"where": "(price < 10"}, "the predicate"),
+    ({"where": " OR ".join(["price = 1"] * 5000)}, "the predicate"),
+    ({"where": ""}, "the predicate"),
+    ({"where": 5}, "where is 5: give a text"),
+    ({"channel": "bytes", "where": "price < 10"}, "carries bytes, which have no columns"),
+    ({"channel": "chained", "where": "price < 10"}, "on a chain brokers vote for whole"),
+)
+
+
+@pytest.mark.parametrize(("options", "sentence"), REFUSED)
+@in_a_loop
+async def test_predicate_that_cannot_be_asked_for_is_refused_with_a_sentence(
+    options: dict[str, Any], sentence: str
+) -> None:
+    channels: dict[str, str | ChannelEntry] = {
+        "trades": trades(),
+        "bytes": "ab",
+        "chained": ChannelEntry(Channel("chained"), Policy.named("chain"), schema=COLUMNS),
+    }
+    async with MemoryCell(channels=channels) as cell:
+        bob = await cell.connect("bob")
+        with pytest.raises(UsageError, match=re.escape(sentence)) as raised:
+            bob.subscribe(**{"channel": "trades", **options})
+        assert "\n" not in str(raised.value)
+        async with bob.subscribe("trades"):  # nothing is left of it
+            pass
+
+
+@in_a_loop
+async def test_named_subscription_refuses_a_predicate() -> None:
+    async with MemoryCell(channels={"trades": trades("total")}) as cell:
+        bob = await cell.connect("bob")
+        with pytest.raises(UsageError, match="a named subscription has no predicate"):
+            bob.subscribe_as("trades", "work", where="price < 10")
+
+
+@in_a_loop
+async def test_pattern_leaves_out_channels_without_the_columns() -> None:
+    channels: dict[str, str | ChannelEntry] = {
+        "plant/1": trades(channel="plant/1"),
+        "plant/2": "chain",
+        "plant/log": "ab",
+    }
+    async with MemoryCell(channels=channels) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("plant/*", where="price < 10") as inbox:
+            assert inbox.channels == ("plant/1",)
+            await publish(alice, rows(*range(5, 30)), channel="plant/1")
+            assert prices((await taken(inbox, 1))[0]) == [5, 6, 7, 8, 9]
+            await inbox.change("symbol = 'X'")
+            assert inbox.channels == ("plant/1",)
+        with pytest.raises(UsageError, match="did you mean 'price'"):
+            bob.subscribe("plant/*", where="prise < 10")
+
+
+def test_blocking_subscription_selects_and_changes() -> None:
+    with SyncMemoryCell(channels={"trades": trades("total")}) as cell:
+        alice, bob = cell.connect("alice"), cell.connect("bob")
+        outbox = alice.publisher("trades", batching=False)
+        with bob.subscribe("trades", where="price < 2") as inbox:
+            outbox.publish(rows(*range(10)))
+            event = inbox.next(timeout_s=PATIENCE_S)
+            assert (event.row["price"], event.index) == (0, 0)
+            assert inbox.next(timeout_s=PATIENCE_S).row["price"] == 1
+            inbox.change("price = 9", timeout_s=PATIENCE_S)
+            assert inbox.where == "price = 9"
+            outbox.publish(rows(*range(10)))
+            event = inbox.next(timeout_s=PATIENCE_S)
+            assert (event.row["price"], event.index) == (9, 9)
+            assert inbox.position == 3
+            assert inbox.receipt(event).number == 2
+
+
+@in_a_loop
+async def test_broker_that_omits_rows_is_outvoted() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        cell.make_lie("broker-1", "alter")
+        async with bob.subscribe("trades", where="price < 10") as inbox:
+            await publish(alice, *(rows(*range(5 + number, 50)) for number in range(4)))
+            found = await taken(inbox, 4)
+            assert [prices(one) for one in found] == [
+                list(range(5 + number, 10)) for number in range(4)
+            ]
