@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.cells import ALICE, B1, B2, B3, BOB, T0, digests, messages, publish, reasons
-from tests.support.tree_network import CellPlan, TreeNetwork
+from tests.support.cells import (
+    ALICE,
+    B1,
+    B2,
+    B3,
+    BOB,
+    T0,
+    digests,
+    messages,
+    publish,
+    reasons,
+    vote,
+)
+from tests.support.tree_network import ORDERS, CellPlan, TreeNetwork, identity_in
 
 from quorumcast.broadcast.application import Prove
-from quorumcast.broadcast.messages import Ack
-from quorumcast.broadcast.relayed import Relayed
-from quorumcast.core.ids import Channel, NodeId
-from quorumcast.core.limits import Limits
+from quorumcast.broadcast.messages import Ack, Contents
+from quorumcast.broadcast.relayed import Relayed, RelayedGap
+from quorumcast.cell.messages import Regained, Vote
+from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.limits import MAX_ENDED, Limits
 from quorumcast.core.machine import DropReason, Effect, Send
+from quorumcast.manifest.build import next_epoch
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 
 RELAY, ORDERED = Policy.named("relay"), Policy.named("relay-total")
@@ -158,6 +172,20 @@ def test_silent_broker_of_the_child_holds_nobody_up() -> None:
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
+def test_broker_without_the_parent_goes_on_with_the_others(policy: str) -> None:
+    cells = tree(policy)
+    cells.detach("leaf", "b1")
+    for number in range(1, 7):
+        cells["top"].publish(*bodies(number, 1))
+        cells.run(300)
+    cells.run(4000)
+    cells.stop("leaf", "b2")
+    cells["leaf"].subscribe("alice", start=0)
+    cells.run(1500)
+    assert cells["leaf"].got("alice") == bodies(1, 6)
+
+
+@pytest.mark.parametrize("policy", ["ab", "total"])
 def test_broker_that_was_away_goes_on_where_it_stopped(policy: str) -> None:
     cells = tree(policy)
     cells["top"].publish(*bodies(1, 3))
@@ -173,18 +201,97 @@ def test_broker_that_was_away_goes_on_where_it_stopped(policy: str) -> None:
     assert cells["leaf"].got("alice") == bodies(1, 6)
 
 
-@pytest.mark.parametrize("policy", ["ab", "total"])
-def test_wiped_broker_holds_again_what_the_others_hold(policy: str) -> None:
+def contents_for(cells: TreeNetwork, uplink: str) -> list[bytes]:
+    """Contents of publications that the parent sends to an uplink from now on."""
+    sent: list[bytes] = []
+
+    def listen(sender: NodeId, reader: NodeId, send: Send) -> bool:
+        news = isinstance(send.message, Vote | Contents) and not send.message.stream.lane
+        sent.extend(send.bodies if reader == uplink and news else ())
+        return False
+
+    cells["top"].losses.append(listen)
+    return sent
+
+
+@pytest.mark.parametrize("policy", ["ab", "ab+history", "total"])
+def test_wiped_broker_gets_back_from_the_others_what_they_hold(policy: str) -> None:
     cells = tree(policy)
     cells["top"].publish(*bodies(1, 6))
     cells.run(500)
     cells.stop("leaf", "b1")
+    from_the_parent = contents_for(cells, "leaf-b1")
     cells.start("leaf", "b1", wiped=True)
-    cells.run(2000)
+    cells.run(4000)
+    assert from_the_parent == []
+    cells["top"].publish(*bodies(7, 1))
+    cells.run(500)
+    assert len(from_the_parent) == 1
     cells.stop("leaf", "b2")
     cells["leaf"].subscribe("alice", start=0)
     cells.run(1500)
+    assert cells["leaf"].got("alice") == bodies(1, 7)
+
+
+@pytest.mark.parametrize("policy", ["ab", "total"])
+def test_wiped_broker_gets_from_the_parent_what_a_liar_withholds(policy: str) -> None:
+    cells = tree(policy)
+    cells["leaf"].losses.append(
+        lambda sender, _, send: sender == B2 and isinstance(send.message, Regained | Vote)
+    )
+    cells["top"].publish(*bodies(1, 6))
+    cells.run(500)
+    cells.stop("leaf", "b1")
+    cells.start("leaf", "b1", wiped=True)
+    cells.run(15_000)
+    cells["leaf"].subscribe("alice", start=0)
+    cells.run(1500)
     assert cells["leaf"].got("alice") == bodies(1, 6)
+
+
+@pytest.mark.parametrize("policy", ["ab", "total"])
+def test_child_that_was_wiped_as_a_whole_gets_everything_from_the_parent(policy: str) -> None:
+    cells = tree(policy)
+    cells["top"].publish(*bodies(1, 6))
+    cells.run(500)
+    for broker in ("b1", "b2", "b3"):
+        cells.stop("leaf", broker)
+    for broker in ("b1", "b2", "b3"):
+        cells.start("leaf", broker, wiped=True)
+    cells["top"].publish(*bodies(7, 2))
+    cells["leaf"].subscribe("alice", start=0)
+    cells.run(4000)
+    assert cells["leaf"].got("alice") == bodies(1, 8)
+    assert cells["leaf"].got("bob") == bodies(1, 8)
+
+
+@pytest.mark.parametrize("policy", ["ab", "total"])
+def test_hole_of_one_broker_is_filled_by_the_others(policy: str) -> None:
+    limits = Limits(retained_publications=4, window=4, segment=4)
+    cells = TreeNetwork(
+        CellPlan("top", Policy.named(policy, limits=limits), n=4),
+        CellPlan("leaf", relay_of(policy), parent="top"),
+    )
+    cells["top"].publisher()
+    cells["top"].publish(*bodies(1, 3))
+    cells.run(1500)
+    cells.detach("leaf", "b1")
+    cells["leaf"].cut_off(B1)
+    for number in range(4, 20):
+        cells["top"].publish(*bodies(number, 1))
+        cells.run(60)
+    cells.attach("leaf", "b1")
+    cells.run(2000)
+    held = cells["leaf"].ledger("b1")
+    assert [len(hole) for hole in held.holes] == [held.whole_from - 4]
+    for other in (B2, B3):
+        cells["leaf"].connect(B1, other)
+    cells.run(6000)
+    assert (held.holes, held.base, held.next) == ((), 1, 20)
+    cells.stop("leaf", "b2")
+    cells["leaf"].subscribe("alice", start=0)
+    cells.run(1500)
+    assert cells["leaf"].got("alice") == bodies(1, 19)
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
@@ -248,3 +355,65 @@ def test_journal_keeps_a_broker_from_contradicting_itself() -> None:
     cells.attach("leaf", "b1")
     cells.run(1000)
     assert cells["leaf"].got() == bodies(1, 3)
+
+
+def test_uplink_of_a_long_order_reads_what_the_child_retains() -> None:
+    limits = Limits(retained_publications=8, window=8, segment=8)
+    cells = TreeNetwork(
+        CellPlan("top", Policy.named("total"), n=4),
+        CellPlan("leaf", Policy.named("relay-total", limits=limits), parent="top"),
+    )
+    for broker in ("b1", "b2", "b3"):
+        cells.stop("leaf", broker)
+    cells["top"].publisher()
+    cells["top"].publish(*bodies(1, 100))
+    cells.run(1000)
+    sent = contents_for(cells, "leaf-b1")
+    for broker in ("b1", "b2", "b3"):
+        cells.start("leaf", broker, wiped=True)
+    cells["leaf"].subscribe(start=0)
+    cells.run(3000)
+    assert cells["leaf"].got() == bodies(93, 8)
+    assert len(sent) <= 2 * 8
+
+
+def test_liar_that_names_streams_without_end_is_bounded() -> None:
+    cells = tree()
+    cells["top"].publish(*bodies(1, 1))
+    cells.run(500)
+    reader = cells["leaf"].machines[BOB]
+    for number in range(2000):
+        stream = Stream(ORDERS, NodeId(f"invented-{number}"), 2)
+        reader.handle(vote(B1, 1, b"x", stream=stream), T0)
+    assert reader.sizes()["orders: named"] == 256 + MAX_ENDED
+    cells["top"].publish(*bodies(2, 1))
+    cells.run(500)
+    assert cells["leaf"].got() == bodies(1, 2)
+
+
+def test_channel_made_anew_takes_the_same_streams_again() -> None:
+    cells = tree()
+    cells["top"].publish(*bodies(1, 3))
+    cells.run(500)
+    leaf = cells["leaf"]
+    without = next_epoch(leaf.manifest, channels=())
+    anew = next_epoch(without, channels=leaf.manifest.channels)
+    broker = leaf.broker("b1")
+    for manifest in (without, anew):
+        broker.adopt(manifest, manifest.keyring(identity_in("leaf", "b1")))
+    stream = leaf.delivered[BOB][0].stream
+    assert broker.served(stream) is None
+    broker.handle(Relayed(stream, 1, digests(b"p1"), (b"p1",)), T0)
+    assert broker.streams()[stream].next == 2
+
+
+def test_relayed_events_for_other_channels_are_ignored() -> None:
+    cells = tree()
+    top = cells["top"].broker("b1")
+    for event in (
+        Relayed(Stream(ORDERS, ALICE, 2), 1, digests(b"p1"), (b"p1",)),
+        RelayedGap(Stream(ORDERS, ALICE, 2), 1, 3),
+        Relayed(Stream(Channel("nowhere"), ALICE, 2), 1, digests(b"p1"), (b"p1",)),
+    ):
+        assert top.handle(event, T0) == []
+    assert top.streams() == {}

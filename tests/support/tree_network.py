@@ -16,12 +16,12 @@ from tests.support.cells import life_of
 from tests.support.network import Disk, Network
 
 from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Proven, Submit
-from quorumcast.broadcast.relayed import RelayEvent
+from quorumcast.broadcast.relayed import RelayEvent, RelayLedger
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.cell.subscribing.uplink import Uplink
-from quorumcast.core.ids import Channel, Millis, NodeId, Stream
+from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
 from quorumcast.core.machine import Accuse, Effect, Machine, Suspect
 from quorumcast.core.statements import Receipt
 from quorumcast.crypto.identity import Identity
@@ -138,6 +138,15 @@ class TreeCell(Network):
         assert isinstance(machine, Broker)
         return machine
 
+    def ledger(self, name: str, publisher: str = "alice") -> RelayLedger:
+        """What a broker holds of a publisher's stream; of the order, if there is one."""
+        names = (publisher, CELL)
+        stream = next(s for s in self.broker(name).streams() if s.publisher in names)
+        served = self.broker(name).served(stream)
+        assert served is not None
+        assert isinstance(served.carrier.ledger, RelayLedger)
+        return served.carrier.ledger
+
     def start_broker(self, name: str, *, wiped: bool = False) -> None:
         """A broker's next life, without its uplink."""
         node = NodeId(name)
@@ -219,7 +228,8 @@ class TreeNetwork:
         """Give an uplink what its broker says, or the other way round."""
         if node in cell.brokers:
             uplink = NodeId(f"{cell.plan.name}-{node}")
-            self.cells[cell.plan.parent].happen(uplink, event)
+            if uplink in self.cells[cell.plan.parent].machines:
+                self.cells[cell.plan.parent].happen(uplink, event)
         else:
             child, _, broker = node.rpartition("-")
             self.cells[child].happen(NodeId(broker), event)

@@ -15,10 +15,11 @@ Messages: none of its own. An *uplink* (`cell.subscribing.uplink`) is the broker
 parent; the two machines of one process exchange `Attach`, `Follow`, `Relayed` and `RelayedGap`.
 Each is an effect of one and an event of the other.
 
-A broker of the child may begin late, and it may lose numbers for good: the parent no longer
-retained them when it came back. Such a gap is a hole in its ledger. Other brokers of the child may
-hold these numbers (`cell.serving.recovery` fills holes as it fetches what lies before a ledger);
-subscribers hear of the gap if fewer than f+1 brokers hold them.
+A broker of the child that restarts gets back what the other brokers of the child hold, before its
+uplink goes on; what they do not bring comes from the parent (`cell.serving.relays`). It may lose
+numbers for good: the parent no longer retained them when it came back. Such a gap is a hole in its
+ledger. Other brokers of the child may hold these numbers (`cell.serving.recovery` fills holes as it
+fetches what lies before a ledger); subscribers hear of the gap if fewer than f+1 brokers hold them.
 
 Source: ours; Jehl-Meling §3.2 and §3.3 place a BFT-broker's acceptors on a path of the tree instead
 (ADR 0036).
@@ -88,7 +89,7 @@ class RelayLedger(Ledger):
 
     def __init__(self, limits: Limits, base: int = 1) -> None:
         super().__init__(limits, base)
-        #: Disjoint, oldest first, each behind `base`; at most MAX_HOLES.
+        #: Oldest first, with something held before each one; at most MAX_HOLES.
         self._holes: list[range] = []
 
     @property
@@ -110,10 +111,13 @@ class RelayLedger(Ledger):
         count = upto + 1 - self.next
         if count <= 0:
             return
-        if not len(self) or count > min(MAX_HOLE, self.quota.most):
+        start = self.next
+        if self._holes and self._holes[-1].stop == start:
+            start = self._holes.pop().start  # two gaps in a row are one hole
+        if not len(self) or upto + 1 - start > min(MAX_HOLE, self.quota.most):
             self.skip_to(upto + 1)
             return
-        self._holes.append(range(self.next, upto + 1))
+        self._holes.append(range(start, upto + 1))
         self.extend([_NOTHING] * count, [b""] * count)
         self.quota.written -= count
         if len(self._holes) > MAX_HOLES:
@@ -139,6 +143,12 @@ class RelayLedger(Ledger):
         if not len(self) and self.floor <= number < self.next:
             self._shelf.clear(number)
             self.base = self.next = number
+
+    def begin_anew(self) -> None:
+        """Hold nothing, and begin wherever the next run does."""
+        self.skip_to(self.next + 1)
+        self._shelf.clear(self.floor)
+        self.base = self.next = self.floor
 
     def skip_to(self, number: int) -> None:
         if number > self.next:

@@ -164,7 +164,7 @@ class Broker:
         self.membership = Membership(view, self._sequencers, proof)
         self._retransmission = Retransmission()
         self._recovery = Recovery(view, self._served, self._journal)
-        self._relays = Relays(view, self._served, self._journal)
+        self._relays = Relays(view, self._served, self._journal, self._recovery)
         self._writer = JournalWriter(view, self._journal, self._served)
         self._requests = Requests(
             self._served,
@@ -238,7 +238,7 @@ class Broker:
             case TimerFired(timer=RepeatAccusations()):
                 return self._accusations.repeat()
             case TimerFired(timer=RecoveryTick()):
-                return self._positioned(self._recovery.tick())
+                return self._positioned(self._recovery.tick()) + self._relays.tick()
             case _:
                 return self._handle(event, now)
 

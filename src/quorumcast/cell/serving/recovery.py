@@ -208,6 +208,36 @@ class Recovery:
                 waits.append(f"what the other brokers hold of {entry.name!r}")
         return waits
 
+    def is_filling(self, channel: Channel) -> bool:
+        """Whether peers may still bring the past of a channel: what they held when they reported.
+
+        They have gone on since, which its publishers or its origin will bring.
+        """
+        streams = dict.fromkeys((*self._in_doubt.now(), *self._holdings.streams()))
+        return any(
+            self._in_doubt.includes(stream)
+            or self._before(stream) is not None
+            or (not self._is_begun(stream) and self._ahead(stream) is not None)
+            for stream in streams
+            if stream.channel == channel
+        )
+
+    def _is_begun(self, stream: Stream) -> bool:
+        ledger = self._served.ledger(stream)
+        return ledger is not None and ledger.begun
+
+    def has_failed(self, stream: Stream) -> bool:
+        """Whether peers did not bring what they seemed to hold before what this broker holds."""
+        return (stream, False) in self._done
+
+    def has_heard(self, channel: Channel) -> bool:
+        """Whether all peers have reported on a channel."""
+        return len(self._holdings.answered(channel)) >= self._view.quorums.others
+
+    def wake(self) -> list[Effect]:
+        """Look again soon."""
+        return self._wake(TICK_MS)
+
     def expects(self, stream: Stream) -> bool:
         """Whether what lies before a lane may still be fetched: subscribers can wait for it."""
         return self._in_doubt.includes(stream) or self._wanted(stream) is not None

@@ -2,6 +2,12 @@
 
 Only the broker's own uplink, or f+1 other brokers (`recovery`), can bring a relayed stream: nobody
 in this cell publishes on it.
+
+When an uplink asks where to go on, the other brokers of the cell come first: they are near, and a
+parent with many children should not send everything again to each broker that restarts. The broker
+answers with `Follow` once they have brought what they hold, or after PATIENT_TICKS. A stream of
+which they seemed to hold more than they brought is read anew from the parent, because up to f of
+them may lie, and with 2f+1 brokers a restarted one has only f correct ones beside it.
 """
 
 from __future__ import annotations
@@ -16,45 +22,79 @@ from quorumcast.broadcast.relayed import (
     RelayEvent,
 )
 from quorumcast.cell.serving.journal import Journal
+from quorumcast.cell.serving.recovery import Recovery
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.cell.serving.served_streams import ServedStreams
-from quorumcast.core.ids import DIGEST_SIZE, Stream, split_digests
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Stream, split_digests
 from quorumcast.core.machine import Drop, DropReason, Effect
 from quorumcast.manifest.view import View
+
+#: Ticks of the recovery for which other brokers may report, and for which they may bring the past.
+REPORT_TICKS = 8
+PATIENT_TICKS = 60
 
 
 class Relays:
     """The relayed channels of one broker."""
 
-    __slots__ = ("_journal", "_served", "_view")
+    __slots__ = ("_journal", "_recovery", "_served", "_view", "_waits")
 
-    def __init__(self, view: View, served: ServedStreams, journal: Journal) -> None:
+    def __init__(
+        self, view: View, served: ServedStreams, journal: Journal, recovery: Recovery
+    ) -> None:
         self._view = view
         self._served = served
         self._journal = journal
+        self._recovery = recovery
+        #: For how many ticks the uplink of a channel of the manifest has waited.
+        self._waits: dict[Channel, int] = {}
 
     def handle(self, event: RelayEvent) -> tuple[ServedStream | None, list[Effect]]:
         """Take an event of an uplink; returns the stream that it concerns, and what follows."""
         match event:
             case Attach(channel=channel):
-                return None, [Follow(channel, self._cursors(channel))]
-            case Relayed(stream=stream) if not self._contradicts(event):
-                served = self._open(stream)
-                if served is None or not isinstance(served.carrier, RelayCarrier):
-                    return None, []
-                effects = served.carrier.take(event)
-            case RelayedGap(stream=stream, upto=upto):
-                served = self._open(stream)
-                if served is None or not isinstance(served.carrier, RelayCarrier):
-                    return None, []
-                served.carrier.resume(upto + 1)
-                effects = []
-            case Relayed(stream=stream):
-                return None, [Drop(DropReason.CONFLICT, stream.publisher)]
+                self._waits[channel] = 0
+                return None, self._recovery.wake()
+            case Relayed() | RelayedGap():
+                return self._take(event)
             case _:
                 return None, []
+
+    def _take(self, event: Relayed | RelayedGap) -> tuple[ServedStream | None, list[Effect]]:
+        served = self._open(event.stream)
+        if served is None or not isinstance(served.carrier, RelayCarrier):
+            return None, []
+        carrier, effects = served.carrier, list[Effect]()
+        end = carrier.ledger.next
+        if isinstance(event, RelayedGap):
+            carrier.resume(event.upto + 1)
+        elif self._contradicts(event):
+            return None, [Drop(DropReason.CONFLICT, event.stream.publisher)]
+        else:
+            effects += carrier.take(event)
         # It counts as genuine from now on, which may make it one too many.
-        return self._open(stream), effects
+        still = self._open(event.stream)
+        if carrier.final_from > end:
+            # Numbers were left out, which other brokers of this cell may hold.
+            effects += self._recovery.left_out(event.stream)
+        return still, effects
+
+    def tick(self) -> list[Effect]:
+        """Let uplinks go on for which other brokers can do no more."""
+        effects: list[Effect] = []
+        for channel, ticks in list(self._waits.items()):
+            self._waits[channel] = ticks + 1
+            if self._is_due(channel, ticks):
+                del self._waits[channel]
+                effects.append(Follow(channel, self._cursors(channel)))
+        return [*effects, *self._recovery.wake()] if self._waits else effects
+
+    def _is_due(self, channel: Channel, ticks: int) -> bool:
+        """Whether the uplink of a channel is to go on now."""
+        if ticks >= PATIENT_TICKS:
+            return True
+        heard = self._recovery.has_heard(channel) or ticks >= REPORT_TICKS
+        return heard and not self._recovery.is_filling(channel)
 
     def _open(self, stream: Stream) -> ServedStream | None:
         """The stream of a relayed channel; None if it is over, or the channel is not one."""
@@ -74,10 +114,15 @@ class Relays:
             known not in (None, digest) for known, digest in zip(journaled, said, strict=True)
         )
 
-    def _cursors(self, channel: str) -> tuple[Cursor, ...]:
+    def _cursors(self, channel: Channel) -> tuple[Cursor, ...]:
         """Where this broker goes on with the streams of which it holds something."""
-        return tuple(
-            Cursor(served.stream, served.carrier.ledger.next)
-            for served in self._served.all()
-            if served.stream.channel == channel and len(served.carrier.ledger)
-        )
+        cursors: list[Cursor] = []
+        for served in self._served.all():
+            carrier = served.carrier
+            if served.stream.channel != channel or not isinstance(carrier, RelayCarrier):
+                continue
+            if self._recovery.has_failed(served.stream):
+                carrier.ledger.begin_anew()
+            elif len(carrier.ledger):
+                cursors.append(Cursor(served.stream, carrier.ledger.next))
+        return tuple(cursors)

@@ -153,7 +153,8 @@ class ServedStreams:
             if entry and (entry.policy.name, entry.since) == (old.policy.name, old.since):
                 continue
             self._remove(data)
-            if data.publisher != CELL:
+            # Streams of an origin are the same again.
+            if data.publisher != CELL and not old.policy.relayed:
                 over = self._over_of(data)
                 over.upto = max(over.upto, data.incarnation)
         for (channel, _), over in self._ended.items():

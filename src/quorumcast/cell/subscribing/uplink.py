@@ -10,6 +10,9 @@ each hands every `RelayEvent` that comes out as an effect to the other as an eve
     uplink ◀──Follow── broker       go on from these numbers
     uplink ──Relayed─▶ broker       accepted by the parent's thresholds, in order, none twice
     uplink ──RelayedGap──▶ broker   lost: the parent no longer holds it
+
+Of a total order that is new to the broker it reads no more than the broker retains: a durable order
+may have any number of positions. To learn of the end it joins twice, the first time only to ask.
 """
 
 from __future__ import annotations
@@ -36,26 +39,32 @@ RUN_BYTES = 1024 * 1024
 class Uplink:
     """The machine of one broker's subscriptions to one parent cell."""
 
-    __slots__ = ("_attached", "_here", "_parent", "_subscriber", "_there")
+    __slots__ = ("_attached", "_entries", "_here", "_manifest", "_probed", "_subscriber", "_there")
 
     def __init__(self, child: Manifest, parent: Manifest, keyring: Keyring) -> None:
         # `keyring` is that of the broker's identity in the parent cell, where it is a client. Its
         # name may be another there.
-        entries = child.parents.get(parent.key, ())
+        self._manifest = parent
+        self._subscriber = Subscriber(parent, keyring)
+        #: Whether the parent was reached, and the broker asked where to go on.
+        self._attached = False
+        #: Channels of the parent that were joined to learn where their order ends.
+        self._probed: dict[Channel, None] = {}
+        self._set_channels(child)
+
+    def _set_channels(self, child: Manifest) -> None:
+        entries = child.parents.get(self.parent, ())
         for entry in entries:
-            check_origin(child, entry, parent)
-        self._parent: CellKey = parent.key
-        #: Channels of the parent by those of the child that come from them, and the reverse.
+            check_origin(child, entry, self._manifest)
+        #: Channels of the child that come from the parent, their names there, and the reverse.
+        self._entries = {entry.name: entry for entry in entries}
         self._there = {entry.name: entry.origin.channel for entry in entries if entry.origin}
         self._here = {there: here for here, there in self._there.items()}
-        self._subscriber = Subscriber(parent, keyring)
-        #: Whether the broker was asked where to go on.
-        self._attached = False
 
     @property
     def parent(self) -> CellKey:
         """The cell that this uplink leads to."""
-        return self._parent
+        return self._manifest.key
 
     @property
     def relayed_channels(self) -> tuple[Channel, ...]:
@@ -64,11 +73,26 @@ class Uplink:
 
     def joined(self, channel: Channel) -> bool:
         """Whether the parent's brokers have said where a channel of the child goes on."""
-        return channel in self._there and self._subscriber.joined(self._there[channel])
+        there = self._there.get(channel)
+        return there is not None and there not in self._probed and self._subscriber.joined(there)
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch of the parent."""
+        self._manifest = manifest
         return self._handed_on(self._subscriber.adopt(manifest, keyring))
+
+    def adopt_child(self, child: Manifest, now: Millis) -> list[Effect]:
+        """Go on in a new epoch of the child, in which other channels may come from the parent."""
+        before = self._there
+        self._set_channels(child)
+        effects: list[Effect] = []
+        for here, there in before.items():
+            if here not in self._there:
+                self._probed.pop(there, None)
+                effects += self._subscriber.handle(Leave(there), now)
+        if self._attached:
+            effects += [Attach(here) for here in self._there if here not in before]
+        return effects
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
         if isinstance(event, Follow):
@@ -77,19 +101,34 @@ class Uplink:
         if isinstance(event, Connected) and not self._attached:
             self._attached = True
             effects += map(Attach, self._there)
+        for there in [there for there in self._probed if self._subscriber.joined(there)]:
+            effects += self._on_end(there, self._subscriber.end(there), now)
         return effects
 
     def sizes(self) -> dict[str, int]:
         return self._subscriber.sizes()
 
     def _on_follow(self, event: Follow, now: Millis) -> list[Effect]:
-        there = self._there.get(event.channel)
-        if there is None:
+        entry = self._entries.get(event.channel)
+        if entry is None:
             return []
+        there = self._there[entry.name]
         cursors = tuple(Cursor(replace(c.stream, channel=there), c.next) for c in event.cursors)
-        left = self._subscriber.handle(Leave(there), now)
-        joined = self._subscriber.handle(Join(there, start=0, cursors=cursors), now)
-        return self._handed_on(left + joined)
+        if entry.policy.total and not cursors:
+            self._probed[there] = None
+            return self._join(Join(there), now)
+        self._probed.pop(there, None)
+        return self._join(Join(there, start=0, cursors=cursors), now)
+
+    def _on_end(self, there: Channel, end: int, now: Millis) -> list[Effect]:
+        """Read what the broker retains of an order that ends there now."""
+        del self._probed[there]
+        start = end - self._entries[self._here[there]].policy.limits.retained_publications
+        return self._join(Join(there, start=max(start, 0)), now)
+
+    def _join(self, join: Join, now: Millis) -> list[Effect]:
+        left = self._subscriber.handle(Leave(join.channel), now)
+        return self._handed_on(left + self._subscriber.handle(join, now))
 
     # ------------------------------------------------------- what was accepted
 
@@ -98,6 +137,8 @@ class Uplink:
         out: list[Effect] = []
         run: list[Deliver] = []
         for effect in effects:
+            if isinstance(effect, Deliver | DeliverGap) and effect.stream.channel in self._probed:
+                continue
             if isinstance(effect, Deliver):
                 if run and not _continues(run, effect):
                     out.append(self._relayed(run))
