@@ -125,13 +125,17 @@ def test_index_finds_what_evaluation_finds(seed: int, count: int, rows: int) -> 
     draw = random.Random(seed)
     filters = [random_filter(draw) for _ in range(count)]
     batch = rows_of(draw, rows)
-    assert found_by(Index(filters), batch) == expected(filters, batch)
+    index = Index(filters)
+    assert found_by(index, batch) == expected(filters, batch)
+    for row in range(min(rows, 3)):
+        alone = batch.slice(row, 1)
+        assert found_by(index, alone) == expected(filters, alone)
 
 
 @pytest.mark.parametrize("bits", [True, False], ids=["bits", "pairs"])
 def test_bits_and_pairs_find_the_same(bits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Either way of evaluation, wherever it is chosen, and across blocks of rows."""
-    monkeypatch.setattr(index_module, "_ROWS_PER_CANDIDATE", 10**9 if bits else 1e-9)
+    monkeypatch.setattr(index_module, "_ROWS_A_CANDIDATE", 10**9 if bits else 1e-9)
     monkeypatch.setattr(index_module, "_MOST_PAIRS", 3000)
     draw = random.Random(5)
     filters = [random_filter(draw) for _ in range(60)]

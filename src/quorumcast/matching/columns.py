@@ -140,13 +140,14 @@ def _numbers(array: pa.Array, domain: Domain) -> Numbers:
     data = array.buffers()[1]
     if domain.family is ValueFamily.TRUTH:
         return _bits(data, array.offset, len(array)).view(np.uint8)
-    kind = _numpy_type(array.type)
+    kind = numpy_type(array.type)
     if not len(array):
         return np.zeros(0, kind)
     return np.frombuffer(data, kind, len(array), array.offset * kind.itemsize)
 
 
-def _numpy_type(kind: pa.DataType) -> np.dtype[np.generic]:
+def numpy_type(kind: pa.DataType) -> np.dtype[np.generic]:
+    """How numpy reads the numbers of a type of fixed width."""
     if pa.types.is_floating(kind):
         return np.dtype(f"f{kind.bit_width // 8}")
     sign = "u" if pa.types.is_unsigned_integer(kind) else "i"

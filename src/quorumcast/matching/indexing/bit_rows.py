@@ -28,8 +28,8 @@ def bits_of_filters(
 ) -> tuple[Ids, Bits]:
     """The filters of these entries, ascending, and the rows that match each; numbers ascend."""
     bits = _bits_of_entries(entries, numbers, ranks, view.rows)
-    for residual, mask in entries.masks_of(numbers, view):
-        bits[entries.having(numbers, residual)] &= packed(mask)
+    for mask, places in entries.residuals_of(numbers, view):
+        bits[places] &= packed(mask)
     filters = entries.filters[numbers]
     first = group_starts(filters)
     return filters[first], np.bitwise_or.reduceat(bits, first, axis=0)

@@ -12,6 +12,7 @@ predicates: values are expected where constants are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from quorumcast.matching.columns import BatchView, Columns
 from quorumcast.matching.filter import Filter
 from quorumcast.matching.indexing.ranks import Piece, RankArray, Ranks
-from quorumcast.matching.indexing.segment import Ids
+from quorumcast.matching.indexing.segment import Ids, group_starts
 from quorumcast.matching.kernels import Mask, compiled
 from quorumcast.matching.nodes import Conjunction, Constraint, Meaning
 
@@ -28,7 +29,9 @@ from quorumcast.matching.nodes import Conjunction, Constraint, Meaning
 _MAX_MEMBERS = 64
 _SHIFT = np.int64(32)
 
+Flags = npt.NDArray[np.bool_]
 Pairs = tuple[Ids, Ids]
+_HIGHEST = np.iinfo(np.int32).max
 
 
 class RankTerm(msgspec.Struct, frozen=True):
@@ -62,9 +65,14 @@ class Terms:
         by_column: dict[int, list[Constraint]] = {column: [] for column in used}
         for constraint in constraints:
             by_column[constraint.column].append(constraint)
-        self._ranks = [Ranks(column, columns.domains[column], by_column[column]) for column in used]
+        #: The columns that any term is about, and their ranks.
+        self.columns = used
+        self.ranks = [
+            Ranks(column, columns.types[column], columns.domains[column], by_column[column])
+            for column in used
+        ]
         #: How many ranks each column has.
-        self.counts = [ranks.count for ranks in self._ranks]
+        self.counts = [ranks.count for ranks in self.ranks]
         place_of = {column: place for place, column in enumerate(used)}
         self._terms = [
             self._term(number, place_of[constraint.column], constraint)
@@ -74,13 +82,18 @@ class Terms:
         self.column = np.array([term.column for term in terms], np.int32)
         self.low = np.array([term.pieces[0][0] for term in terms], np.int32)
         self.high = np.array([term.pieces[-1][1] for term in terms], np.int32)
+        numbers = np.arange(len(terms), dtype=np.int32)
+        #: All of that side by side, so that a test is read from memory at once.
+        self.table = np.stack([self.column, self.low, self.high, numbers], axis=1)
         sets = [term for term in terms if len(term.pieces) > 1]
-        #: Which terms have members; None if none has.
-        self.has_members: npt.NDArray[np.bool_] | None = None
+        #: Which terms have members, and that no term beyond them has; None if none has.
+        self.has_members: Flags | None = None
         if sets:
-            self.has_members = np.zeros(len(terms), np.bool_)
+            self.has_members = np.zeros(len(terms) + 1, np.bool_)
             self.has_members[[term.number for term in sets]] = True
-        #: RankTerm and rank of all members, sorted.
+        #: The ranks of their members, by term.
+        self.sets = {term.number: frozenset(low for low, _ in term.pieces) for term in sets}
+        #: Term and rank of all members, sorted.
         members = [np.array(term.pieces, np.int64)[:, 0] + (term.number << 32) for term in sets]
         self.members = np.concatenate(members) if members else np.zeros(0, np.int64)
 
@@ -91,22 +104,23 @@ class Terms:
         return len(self._terms)
 
     def _term(self, number: int, place: int, constraint: Constraint) -> RankTerm:
-        ranks = self._ranks[place]
+        ranks = self.ranks[place]
         pieces = ranks.pieces(constraint)
         width = sum(high - low + 1 for low, high in pieces)
         return RankTerm(number, place, pieces, width / ranks.count)
 
     def ranks_of(self, view: BatchView) -> RankArray:
         """The ranks of all columns, a row of the table each."""
-        table = np.empty((len(self._ranks), view.rows), np.int32)
-        for place, ranks in enumerate(self._ranks):
+        table = np.empty((len(self.ranks), view.rows), np.int32)
+        for place, ranks in enumerate(self.ranks):
             table[place] = ranks.of(view)
         return table
 
-    def hold(self, terms: Ids, ranks: RankArray, rows: Ids) -> npt.NDArray[np.bool_]:
-        """Whether each of these rows satisfies the term beside it."""
-        found = ranks[self.column[terms], rows]
-        holds: npt.NDArray[np.bool_] = (self.low[terms] <= found) & (found <= self.high[terms])
+    def hold(self, tests: npt.NDArray[np.int32], ranks: RankArray, rows: Ids) -> Flags:
+        """Whether each of these rows satisfies the term beside it, a row of `table`."""
+        column, low, high, terms = tests.T
+        found = ranks.ravel().take(column * ranks.shape[1] + rows)
+        holds: Flags = (low <= found) & (found <= high)
         if self.has_members is not None:
             sets = np.flatnonzero(holds & self.has_members[terms])
             if len(sets):
@@ -142,7 +156,14 @@ class Entries:
         np.cumsum([len(terms) for terms in chosen], out=self.starts[1:])
         exact = [key is not None and key.is_filed_exactly for key in self.keys]
         #: Where the terms begin that being filed under the key does not imply.
-        self._rest = self.starts[:-1] + np.array(exact, np.int32)
+        self.rest = self.starts[:-1] + np.array(exact, np.int32)
+        counts = self.starts[1:] - self.rest
+        #: How many terms are left, at most; and the first one that is, of each entry.
+        self._most_left = int(counts.max(initial=0))
+        always = np.array([0, 0, _HIGHEST, len(self.terms)], np.int32)
+        self._next = np.tile(always, (len(drafts), 1))
+        more = np.flatnonzero(counts)
+        self._next[more] = self.terms.table[self.term_numbers[self.rest[more]]]
         self._add_residuals(columns, [conjunction.residual for _, conjunction in drafts])
 
     def _add_residuals(self, columns: Columns, residuals: Sequence[Meaning | None]) -> None:
@@ -155,49 +176,48 @@ class Entries:
             numbers = [-1 if one is None else number_of[one] for one in residuals]
             self._residuals = np.array(numbers, np.int32)
 
-    def __len__(self) -> int:
-        return len(self.filters)
+    @property
+    def has_residuals(self) -> bool:
+        """Whether any entry has a residual."""
+        return self._residuals is not None
 
     def satisfied(self, entries: Ids, rows: Ids, ranks: RankArray, view: BatchView) -> Pairs:
         """The pairs of entry and row that match, of those that were found under the key."""
-        nth = 0
-        at = self._rest[entries]
-        while len(entries):
-            left = self.starts[entries + 1] - at > nth
-            holds = ~left
-            checked = np.flatnonzero(left)
+        if self._most_left and len(entries):
+            holds = self.terms.hold(self._next[entries], ranks, rows)
+            entries, rows = entries[holds], rows[holds]
+        for nth in range(1, self._most_left):
+            at = self.rest[entries] + nth
+            checked = np.flatnonzero(at < self.starts[entries + 1])
             if not len(checked):
                 break
-            terms = self.term_numbers[at[checked] + nth]
-            holds[checked] = self.terms.hold(terms, ranks, rows[checked])
-            entries, rows, at = entries[holds], rows[holds], at[holds]
-            nth += 1
-        return self._with_residual(entries, rows, view)
+            tests = self.terms.table[self.term_numbers[at[checked]]]
+            holds = np.ones(len(entries), np.bool_)
+            holds[checked] = self.terms.hold(tests, ranks, rows[checked])
+            entries, rows = entries[holds], rows[holds]
+        return self.with_residual(entries, rows, view)
 
-    def _with_residual(self, entries: Ids, rows: Ids, view: BatchView) -> Pairs:
+    def with_residual(self, entries: Ids, rows: Ids, view: BatchView) -> Pairs:
+        """The pairs for which the rest of the predicate is true as well."""
         if self._residuals is None:
             return entries, rows
-        residuals = self._residuals[entries]
-        kept = residuals < 0
-        for number, mask in self.masks_of(entries, view):
-            mine = np.flatnonzero(residuals == number)
-            kept[mine] = mask[rows[mine]]
+        kept = self._residuals[entries] < 0
+        for mask, places in self.residuals_of(entries, view):
+            kept[places] = mask[rows[places]]
         return entries[kept], rows[kept]
 
-    def masks_of(
+    def residuals_of(
         self, entries: Ids, view: BatchView
-    ) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-        """The residuals of these entries, and the rows for which each is true."""
-        if self._residuals is not None:
-            for number in np.unique(self._residuals[entries]).tolist():
-                if number >= 0:
-                    yield number, self._masks[number](view)
-
-    def having(self, entries: Ids, residual: int) -> Ids:
-        """Which of these entries have a residual."""
+    ) -> Iterator[tuple[Flags, npt.NDArray[np.intp]]]:
+        """The rows for which a residual is true, and the places of the entries that have it."""
         if self._residuals is None:
-            return np.zeros(0, np.int32)
-        return np.flatnonzero(self._residuals[entries] == residual).astype(np.int32)
+            return
+        numbers = self._residuals[entries]
+        having = np.flatnonzero(numbers >= 0)
+        having = having[np.argsort(numbers[having], kind="stable")]
+        starts = group_starts(numbers[having]).tolist()
+        for start, end in pairwise([*starts, len(having)]):
+            yield self._masks[int(numbers[having[start]])](view), having[start:end]
 
 
 def _drafts(filters: Sequence[Filter]) -> Iterator[tuple[int, Conjunction]]:

@@ -28,8 +28,8 @@ from quorumcast.matching.evaluate import Rows
 from quorumcast.matching.filter import Filter
 from quorumcast.matching.indexing.bit_rows import Bits, bits_of_filters, unpacked
 from quorumcast.matching.indexing.entries import Entries, RankTerm
-from quorumcast.matching.indexing.ranks import RankArray
-from quorumcast.matching.indexing.segment import Ids, SegmentTree, group_starts
+from quorumcast.matching.indexing.segment import Forest, Ids, Tree, group_starts
+from quorumcast.matching.indexing.single import RowMatcher
 
 #: Rows that are matched at once, as a power of two.
 _ROW_BITS = 10
@@ -38,7 +38,9 @@ BLOCK = 1 << _ROW_BITS
 _WIDE = 1 / 64
 #: Candidates per conjunction up to which listing them costs less than bits: one, and one more for
 #: so many rows.
-_ROWS_PER_CANDIDATE = 256
+_ROWS_A_CANDIDATE = 32
+#: Candidates of one tree that are listed at most.
+_MOST_LISTED = 1 << 20
 #: Pairs that are listed at once where there are bits.
 _MOST_PAIRS = 1 << 22
 
@@ -47,15 +49,8 @@ _Numbers = npt.NDArray[np.int64]
 _Pairs = tuple[Ids, Rows]
 
 _NO_FILTERS = np.zeros(0, np.int32)
+_NO_PAIRS = np.zeros(0, np.int64)
 _NO_BITS = np.zeros((0, 0), np.uint64)
-
-
-class _Tree(NamedTuple):
-    """Conjunctions whose keys are about one column."""
-
-    column: int
-    tree: SegmentTree
-    entries: Ids
 
 
 class _Block(NamedTuple):
@@ -73,14 +68,20 @@ class _Block(NamedTuple):
         """The pairs of the filters from `low` to before `high`; in each answer filters ascend."""
         start, end = np.searchsorted(self.pairs, (low << _ROW_BITS, high << _ROW_BITS))
         if end > start:
-            pairs = self.pairs[start:end]
-            rows = (pairs & (BLOCK - 1)) + self.first
-            yield (pairs >> _ROW_BITS).astype(np.int32), rows.astype(np.uint32)
+            yield self._split(self.pairs[start:end])
         start, end = np.searchsorted(self.filters, (low, high))
         if end > start:
             places, rows = np.nonzero(unpacked(self.bits[start:end], self.rows))
             if len(places):
                 yield self.filters[start:end][places], (rows + self.first).astype(np.uint32)
+
+    def all_pairs(self) -> _Pairs:
+        """The pairs of filters that have no bits."""
+        return self._split(self.pairs)
+
+    def _split(self, pairs: _Numbers) -> _Pairs:
+        rows = (pairs & (BLOCK - 1)) + self.first
+        return (pairs >> _ROW_BITS).astype(np.int32), rows.astype(np.uint32)
 
 
 class Matched:
@@ -110,6 +111,9 @@ class Matched:
         step = self._filters
         if any(len(block.filters) for block in self._blocks):
             step = max(1, _MOST_PAIRS // sum(block.rows for block in self._blocks))
+        elif len(self._blocks) == 1 and len(self._blocks[0].pairs):
+            yield self._blocks[0].all_pairs()
+            return
         for low in range(0, self._filters, step):
             found = [part for block in self._blocks for part in block.part(low, low + step)]
             if len(found) > 1:
@@ -128,11 +132,15 @@ class Index:
         self.filters = tuple(filters)
         self._columns = filters[0].columns
         self._entries = Entries(self._columns, filters)
-        self._trees = list(_filed(self._entries))
+        groups = _grouped(self._entries)
+        #: The conjunctions in each tree.
+        self._members = [np.array([n for n, _ in group], np.int32) for _, group in groups]
+        self._forest = Forest([_tree(self._entries, column, group) for column, group in groups])
         #: Conjunctions without a constraint: every row is a candidate.
         self._unfiled = np.array(
             [number for number, key in enumerate(self._entries.keys) if key is None], np.int32
         )
+        self._single = RowMatcher(self._entries, self._forest)
 
     def match(self, batch: pa.RecordBatch) -> Matched:
         """Which rows match which filters."""
@@ -142,49 +150,55 @@ class Index:
 
     def _match(self, block: pa.RecordBatch, first: int) -> _Block:
         view = BatchView(self._columns, block)
-        rows = view.rows
+        if view.rows == 1 and not len(self._unfiled):
+            found = self._single.match(block, view)
+            if found is not None:
+                pairs = np.array(found, np.int64) << _ROW_BITS
+                return _Block(first, 1, pairs, _NO_FILTERS, _NO_BITS)
         ranks = self._entries.terms.ranks_of(view)
-        listed: list[tuple[Ids, Ids]] = []
-        many: list[Ids] = []
-        for column, tree, numbers in self._trees:
-            stabbed = tree.stab(ranks[column])
-            if stabbed.total > len(numbers) * (1 + rows // _ROWS_PER_CANDIDATE):
-                many.append(numbers)
-            elif stabbed.total:
-                listed.append(tree.owners(stabbed, rows))
-        if len(self._unfiled):
-            many.append(self._unfiled)
-        pairs = self._pairs(listed, ranks, view)
+        many = [self._unfiled] if len(self._unfiled) else []
+        pairs = _NO_PAIRS
+        if self._members:
+            stabbed = self._forest.stab(ranks)
+            for tree, total in enumerate(self._forest.totals(stabbed)):
+                members = self._members[tree]
+                if total > min(_MOST_LISTED, len(members) * (1 + view.rows // _ROWS_A_CANDIDATE)):
+                    self._forest.without(stabbed, tree)
+                    many.append(members)
+            entries, rows = self._forest.owners(stabbed)
+            entries, rows = self._entries.satisfied(entries, rows, ranks, view)
+            pairs = _as_pairs(self._entries.filters[entries], rows)
         if not many:
-            return _Block(first, rows, pairs, _NO_FILTERS, _NO_BITS)
+            return _Block(first, view.rows, pairs, _NO_FILTERS, _NO_BITS)
         numbers = np.sort(np.concatenate(many))
         filters, bits = bits_of_filters(self._entries, numbers, ranks, view)
-        return _Block(first, rows, _moved(pairs, filters, bits), filters, bits)
-
-    def _pairs(self, listed: list[tuple[Ids, Ids]], ranks: RankArray, view: BatchView) -> _Numbers:
-        """The pairs that match, of filters and rows, among those of conjunctions and rows."""
-        if not listed:
-            return np.zeros(0, np.int64)
-        entries, rows = listed[0]
-        if len(listed) > 1:
-            entries, rows = (np.concatenate(side) for side in zip(*listed, strict=True))
-        entries, rows = self._entries.satisfied(entries, rows, ranks, view)
-        pairs = (self._entries.filters[entries].astype(np.int64) << _ROW_BITS) + rows
-        pairs.sort()
-        return pairs[group_starts(pairs)]
+        return _Block(first, view.rows, _moved(pairs, filters, bits), filters, bits)
 
 
-def _filed(entries: Entries) -> Iterator[_Tree]:
-    """A tree per column for keys that seem to select few rows, and one for the others."""
-    groups: dict[tuple[int, bool], list[tuple[int, RankTerm]]] = {}
+#: The number of a conjunction, and its key.
+_Filed = tuple[int, RankTerm]
+
+
+def _grouped(entries: Entries) -> list[tuple[int, list[_Filed]]]:
+    """Conjunctions by the columns of their keys; keys that seem to select many rows are apart."""
+    groups: dict[tuple[int, bool], list[_Filed]] = {}
     for number, key in enumerate(entries.keys):
         if key is not None:
             groups.setdefault((key.column, key.share > _WIDE), []).append((number, key))
-    for (column, _), members in sorted(groups.items()):
-        filed = [(low, high, number) for number, key in members for low, high in key.filed]
-        low, high, numbers = np.array(filed, np.int32).T
-        tree = SegmentTree(entries.terms.counts[column], low, high, numbers)
-        yield _Tree(column, tree, np.array([number for number, _ in members], np.int32))
+    return [(column, group) for (column, _), group in groups.items()]
+
+
+def _tree(entries: Entries, column: int, group: list[_Filed]) -> Tree:
+    filed = [(low, high, number) for number, key in group for low, high in key.filed]
+    low, high, numbers = np.array(filed, np.int32).T
+    return Tree(column, entries.terms.counts[column], low, high, numbers)
+
+
+def _as_pairs(filters: Ids, rows: Ids) -> _Numbers:
+    """Filters and rows as numbers, ascending, each once."""
+    pairs = (filters.astype(np.int64) << _ROW_BITS) + rows
+    pairs.sort()
+    return pairs[group_starts(pairs)]
 
 
 def _moved(pairs: _Numbers, filters: Ids, bits: Bits) -> _Numbers:

@@ -17,14 +17,16 @@ found by bisection otherwise. Text, bytes and decimals are looked up one by one 
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from quorumcast.matching.columns import BatchView
+from quorumcast.matching.columns import BatchView, numpy_type
 from quorumcast.matching.conjunctions import as_interval
 from quorumcast.matching.domain import STRINGS, Domain, ValueFamily
 from quorumcast.matching.nodes import Constraint, Interval, OneOf, Prefix, Presence, Value
@@ -37,8 +39,14 @@ Piece: TypeAlias = tuple[int, int]
 ABSENT = 0
 #: Integers between the first and the last constant for which there may be a table.
 _MAX_TABLE = 1 << 16
-#: Bytes of a decimal.
+#: Bytes of a decimal, and both ends of a text.
 _DECIMAL = 16
+_ENDS = struct.Struct("<ii")
+#: How `struct` reads numbers: numpy's own characters mean other sizes there.
+_CODES = {
+    "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
+    "f4": "f", "f8": "d",
+}  # fmt: skip
 
 
 def constants_of(constraint: Constraint) -> Sequence[Value]:
@@ -58,17 +66,13 @@ class Ranks:
     """The ranks of one column."""
 
     __slots__ = (
-        "_column",
-        "_domain",
-        "_ordered",
-        "_places",
-        "_points",
-        "_search",
-        "_table",
-        "count",
-    )
+        "_column", "_domain", "_ordered", "_places", "_points", "_read", "_search", "_size",
+        "_table", "count",
+    )  # fmt: skip
 
-    def __init__(self, column: int, domain: Domain, constraints: Iterable[Constraint]) -> None:
+    def __init__(
+        self, column: int, kind: pa.DataType, domain: Domain, constraints: Iterable[Constraint]
+    ) -> None:
         self._column = column
         self._domain = domain
         constraints = list(constraints)
@@ -85,6 +89,12 @@ class Ranks:
         if domain.family not in (*STRINGS, ValueFamily.DECIMAL):
             self._search = _sorted_numbers(self._points, domain)
             self._table = _table_of(self._search)
+        #: Reads a number of fixed width, of so many bytes; None for other values.
+        self._read: Any = None
+        self._size = 0
+        if self._search is not None and domain.family is not ValueFamily.TRUTH:
+            number = struct.Struct("<" + _CODES[numpy_type(kind).str[1:]])
+            self._read, self._size = number.unpack_from, number.size
 
     # ------------------------------------------------------------------ constraints
 
@@ -124,6 +134,30 @@ class Ranks:
             found = self._bisected(view.numbers(self._column))
         present = view.present(self._column)
         return found if present is None else np.where(present, found, np.int32(ABSENT))
+
+    def of_row(self, array: pa.Array) -> int:
+        """The rank of a single value."""
+        if array.null_count:
+            return ABSENT
+        value = self._value(array.buffers(), array.offset)
+        place = self._places.get(value)
+        if place is not None:
+            return 2 * place + 2
+        if value != value:
+            return ABSENT
+        return 2 * bisect_left(self._points, value) + 1
+
+    def _value(self, buffers: list[Any], offset: int) -> Any:
+        data = buffers[1]
+        if self._read is not None:
+            return self._read(data, offset * self._size)[0]
+        if self._domain.family is ValueFamily.TRUTH:
+            return data[offset >> 3] >> (offset & 7) & 1
+        if self._domain.family is ValueFamily.DECIMAL:
+            start = _DECIMAL * offset
+            return int.from_bytes(bytes(data[start : start + _DECIMAL]), "little", signed=True)
+        first, last = _ENDS.unpack_from(data, offset * 4)
+        return bytes(buffers[2][first:last]) if last > first else b""
 
     def _bisected(self, numbers: Any) -> RankArray:
         numbers = numbers.astype(self._search.dtype)
