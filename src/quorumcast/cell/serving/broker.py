@@ -226,7 +226,9 @@ class Broker:
                 return [*watch, *self._recovery.connected(peer), *self._handle(event, now)]
             case RelayEvent():
                 served, effects = self._relays.handle(event)
-                return effects if served is None else self._finish(served, effects)
+                if served is not None:
+                    effects = self._finish(served, effects)
+                return effects + self._writer.note_endings()
             case SavedEvidence(evidence=evidence):
                 return self._accusations.on_saved(evidence)
             case TimerFired(timer=Sweep()):

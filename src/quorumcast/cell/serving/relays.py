@@ -62,6 +62,14 @@ class Relays:
 
     def _take(self, event: Relayed | RelayedGap) -> tuple[ServedStream | None, list[Effect]]:
         served = self._open(event.stream)
+        if served is None and self._served.over(event.stream):
+            # A later life of its publisher has ended here before this one came. Readers of the
+            # child are told how much of it they missed.
+            if isinstance(event, RelayedGap):
+                end = event.upto + 1
+            else:
+                end = event.first + len(event.bodies)
+            self._served.learn_ending(event.stream, end)
         if served is None or not isinstance(served.carrier, RelayCarrier):
             return None, []
         carrier, effects = served.carrier, list[Effect]()
