@@ -22,13 +22,17 @@ publications only if there are no others.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from quorumcast.client.arguments import check_overflow
 from quorumcast.client.events import Gap, GapReason
+from quorumcast.client.options import SubscriptionOptions
 from quorumcast.client.selecting import Arrival
 from quorumcast.core.ids import Stream
-from quorumcast.core.limits import Overflow
+from quorumcast.core.limits import Limits, Overflow
+from quorumcast.manifest.manifest import ChannelEntry
 
 #: Gaps in one backlog.
 MAX_GAPS = 1024
@@ -235,3 +239,14 @@ class Backlog:
 def _gap_of(delivered: Arrival) -> Gap:
     stream, number = delivered.place
     return Gap(stream, number, number, GapReason.OVERFLOW)
+
+
+def backlog_for(options: SubscriptionOptions, entries: Sequence[ChannelEntry]) -> Backlog:
+    """The queue, with the defaults of the channels; if these differ in `overflow`, it waits."""
+    queue, overflow = options.queue, options.overflow
+    if queue is None:
+        queue = max((entry.policy.limits.queue for entry in entries), default=Limits().queue)
+    if overflow is None:
+        agreed = {entry.overflow for entry in entries}
+        overflow = agreed.pop() if len(agreed) == 1 else Overflow.WAIT
+    return Backlog(queue, options.queue_bytes, check_overflow(overflow))

@@ -8,15 +8,25 @@ as soon as everything has been taken that was queued before.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from quorumcast.core.ids import CELL, Channel, Stream, total_order
+
+
+class Skip(NamedTuple):
+    """Nothing comes between these numbers of a stream."""
+
+    #: What was queued last when that became known; 0 if nothing was.
+    after: int
+    upto: int
 
 
 class ReadingProgress:
     """How far one subscription has been read."""
 
-    __slots__ = ("_first", "_passed", "_queued", "_starting", "_taken", "unread")
+    __slots__ = ("_first", "_last", "_queued", "_reached", "_skips", "_starting", "idle", "unread")
 
     def __init__(self, *, reads_past: bool) -> None:
         #: Streams that have not been read to their end, with the last number that each had when the
@@ -26,31 +36,40 @@ class ReadingProgress:
         self._first: dict[Stream, int] = {}
         #: Whether more streams with an end may come: those are not known until it is established.
         self._starting = reads_past
-        #: The last number of each stream that was queued, and that was taken: of streams with an
-        #: end, and of total orders.
+        #: Whether there is nothing to note yet. Most subscriptions begin with the next publication
+        #: of channels without one order; they ask this for every publication.
+        self.idle = not reads_past
+        #: The last number of each stream that was queued, and up to where it was read: of streams
+        #: with an end, and of total orders.
         self._queued: dict[Stream, int] = {}
-        self._taken: dict[Stream, int] = {}
-        #: Up to where nothing more matches, and what was queued last before that was known.
-        self._passed: dict[Stream, tuple[int, int]] = {}
+        self._reached: dict[Stream, int] = {}
+        #: What waits to be skipped of each stream, in order: at most one for each that is queued.
+        self._skips: dict[Stream, deque[Skip]] = {}
+        #: What was skipped last of each stream.
+        self._last: dict[Stream, Skip] = {}
 
     @property
     def ends(self) -> Mapping[Stream, int]:
         """The last number of each stream when the subscription was established."""
         return self._first
 
+    def follow_order(self) -> None:
+        """Note positions as well: there is a channel with total order."""
+        self.idle = False
+
     def add(self, ends: Mapping[Stream, int]) -> None:
         """Note the last numbers of streams that were not read to their end in the beginning."""
         self._first.update(ends)
-        self.unread.update(ends)
-        for stream in ends:
-            self._maybe_skip(stream)
+        for stream, end in ends.items():
+            if self._reached.get(stream, 0) < end:
+                self.unread[stream] = end
 
     def established(self) -> None:
         """Handle that all ends are known."""
         self._starting = False
-        for numbers in (self._queued, self._taken, self._passed):
-            for stream in [one for one in numbers if not self._follows(one)]:
-                del numbers[stream]
+        for noted in (self._queued, self._reached, self._skips, self._last):
+            for stream in [one for one in noted if not self._follows(one)]:
+                del noted[stream]
 
     def _follows(self, stream: Stream) -> bool:
         """Whether it matters how far a stream was read; all others come and go without a bound."""
@@ -64,29 +83,38 @@ class ReadingProgress:
     def take(self, stream: Stream, number: int) -> None:
         """Note that the application has taken what came up to this number."""
         if self._follows(stream):
-            self._taken[stream] = number
             self._read_upto(stream, number)
-            self._maybe_skip(stream)
+            self._skip_on(stream)
 
     def skip(self, stream: Stream, number: int) -> None:
         """Note that nothing more of this stream comes up to this number."""
         if self._follows(stream):
-            self._passed[stream] = (self._queued.get(stream, 0), number)
-            self._maybe_skip(stream)
+            skips = self._skips.setdefault(stream, deque())
+            after = self._queued.get(stream, 0)
+            if skips and skips[-1].after == after:
+                skips.pop()
+            skips.append(Skip(after, number))
+            self._skip_on(stream)
 
-    def _maybe_skip(self, stream: Stream) -> None:
-        before, upto = self._passed.get(stream, (0, 0))
-        if upto and self._taken.get(stream, 0) >= before:
-            self._read_upto(stream, upto)
+    def _skip_on(self, stream: Stream) -> None:
+        skips = self._skips.get(stream)
+        while skips and skips[0].after <= self._reached.get(stream, 0):
+            skip = self._last[stream] = skips.popleft()
+            self._read_upto(stream, skip.upto)
 
     def _read_upto(self, stream: Stream, number: int) -> None:
+        self._reached[stream] = max(number, self._reached.get(stream, 0))
         if self.unread.get(stream, number + 1) <= number:
             del self.unread[stream]
 
     def give_back(self, stream: Stream, number: int) -> None:
         """Note that what was taken from this number on waits again."""
-        if stream in self._taken:
-            self._taken[stream] = min(self._taken[stream], number - 1)
+        reached = self._reached.get(stream, 0)
+        if reached >= number:
+            self._reached[stream] = number - 1
+            last = self._last.get(stream)
+            if last is not None and last.after >= number:
+                self._skips[stream].appendleft(last)
         if number <= self._first.get(stream, 0):
             self.unread[stream] = self._first[stream]
 
@@ -96,10 +124,7 @@ class ReadingProgress:
 
     def position(self, channels: Collection[Channel]) -> int | None:
         """The first position that was not read; None if nothing was, or there is no one order."""
-        order = total_order(next(iter(channels))) if len(channels) == 1 else None
-        if order is None:
+        if len(channels) != 1:
             return None
-        taken = self._taken.get(order, 0)
-        before, upto = self._passed.get(order, (0, 0))
-        reached = max(taken, upto) if taken >= before else taken
+        reached = self._reached.get(total_order(next(iter(channels))), 0)
         return reached + 1 if reached else None

@@ -20,6 +20,7 @@ from quorumcast.client.selecting import Filters, OpenedDelivery, open_delivery, 
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.ids import Channel
 from quorumcast.core.limits import MAX_PREDICATE_TEXT, MAX_PREDICATES
+from quorumcast.matching.filter import Filter
 
 #: Bytes of predicates that a node sends to brokers for one channel; with more it asks for all rows.
 MAX_ASKED_BYTES = 8 * MAX_PREDICATE_TEXT
@@ -37,26 +38,29 @@ class Reselection(msgspec.Struct, frozen=True, eq=False):
 class ChannelReaders:
     """The subscriptions to one channel, which share what the machine delivers."""
 
-    __slots__ = ("_entering", "_filters", "all", "channel", "present", "where")
+    __slots__ = ("_asked", "_filters", "all", "channel", "present", "where")
 
     def __init__(self, channel: Channel, first: Subscription) -> None:
         self.channel = channel
         self.all = [first]
         #: Those that get what is delivered.
-        self.present = [first]
-        #: The predicates that brokers were asked for; () for everything.
-        self.where = self._wanted()
+        self.present: list[Subscription] = []
         #: Whether one of those has a predicate.
-        self._filters = first.filter(channel) is not None
+        self._filters = False
+        #: The predicates that brokers were asked for; () for everything. And their ids.
+        self.where: tuple[str, ...] = ()
+        self._asked: frozenset[bytes] = frozenset()
+        self.select()
 
     def add(self, subscription: Subscription) -> bool:
         """Add a subscription; returns whether other rows must be asked for."""
         self.all.append(subscription)
-        wanted = self._wanted()
-        if self.where and wanted != self.where:
+        filter_ = subscription.filter(self.channel)
+        if self.where and (filter_ is None or not self._asked.issuperset(_ids(filter_))):
             return True
-        self._enter()
-        return wanted != self.where
+        self.present.append(subscription)
+        self._filters = self._filters or filter_ is not None
+        return False
 
     def remove(self, subscription: Subscription) -> None:
         """Remove a subscription."""
@@ -66,28 +70,24 @@ class ChannelReaders:
 
     def select(self) -> bool:
         """Let all take part; returns whether other rows must be asked for, which are in `where`."""
-        wanted = self._wanted()
-        changed = wanted != self.where
-        self.where = wanted
-        self._enter()
-        return changed
-
-    def _enter(self) -> None:
+        before, wanted = self.where, self._wanted()
+        self.where, self._asked = tuple(wanted.values()), frozenset(wanted)
         self.present = list(self.all)
         self._filters = any(one.filter(self.channel) is not None for one in self.present)
+        return self.where != before
 
-    def _wanted(self) -> tuple[str, ...]:
-        """The predicates of all; () for everything, also if they are too many to be sent."""
+    def _wanted(self) -> dict[bytes, str]:
+        """The predicates of all, by id; none for everything, also if they are too many."""
         texts: dict[bytes, str] = {}
         for subscription in self.all:
             filter_ = subscription.filter(self.channel)
             if filter_ is None:
-                return ()
+                return {}
             texts.update({one.id: one.text for one in filter_.predicates})
         size = sum(len(text.encode()) for text in texts.values())
         if len(texts) > MAX_PREDICATES or size > MAX_ASKED_BYTES:
-            return ()
-        return tuple(texts[name] for name in sorted(texts))
+            return {}
+        return {name: texts[name] for name in sorted(texts)}
 
     def deliver(self, delivered: Deliver) -> None:
         """Give each subscription what it selects of a publication."""
@@ -112,3 +112,7 @@ class ChannelReaders:
                 subscription.passed(*delivered.place)
             else:
                 subscription.deliver(portion)
+
+
+def _ids(filter_: Filter) -> list[bytes]:
+    return [predicate.id for predicate in filter_.predicates]

@@ -70,9 +70,8 @@ def delivery_of(arrival: Arrival) -> Deliver:
     return arrival.delivered if isinstance(arrival, Portion) else arrival
 
 
-def envelope_of(arrival: Arrival) -> Envelope | None:
+def envelope_of(delivered: Deliver) -> Envelope | None:
     """The envelope of a publication; None if it makes no sense."""
-    delivered = delivery_of(arrival)
     if delivered.cut:
         return read_envelope(head_of(delivered.body)[-ENVELOPE_BYTES:])
     return read_envelope(delivered.body)

@@ -33,13 +33,12 @@ import pyarrow as pa
 
 from quorumcast.broadcast import application
 from quorumcast.client.arguments import (
-    check_overflow,
     check_poll,
     check_start,
     check_timeout,
     check_until,
 )
-from quorumcast.client.backlog import Backlog
+from quorumcast.client.backlog import backlog_for
 from quorumcast.client.events import Batch, Event, Gap, GapError, GapReason
 from quorumcast.client.held import ReadingProgress
 from quorumcast.client.options import SubscriptionOptions
@@ -57,7 +56,7 @@ from quorumcast.client.selecting import (
 from quorumcast.client.unpacking import unpack
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream, total_order
-from quorumcast.core.limits import MAX_STREAMS_NAMED, Limits, Overflow
+from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.statements import Receipt
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.patterns import is_pattern
@@ -155,7 +154,7 @@ class Subscription:
         self._reached: dict[Stream, None] = {}
         self._now_us = now_us
         #: Delivered by the machine and not taken by the application.
-        self._backlog = _backlog(options, entries)
+        self._backlog = backlog_for(options, entries)
         #: Whether the application wants expired publications as well.
         self._keeps_expired = options.expired
         #: The rest of a publication of which the application has taken some events.
@@ -190,7 +189,8 @@ class Subscription:
         """Queue an accepted publication, or what the subscription selects of it."""
         if self.since_us and self._too_early(delivered):
             return
-        self._progress.queue(*delivered.place)
+        if not self._progress.idle:
+            self._progress.queue(*delivered.place)
         full = self._backlog.full
         discarded = self._backlog.put(delivered)
         if discarded:
@@ -214,7 +214,7 @@ class Subscription:
         stream, number = delivered.place
         if stream in self._reached:
             return False
-        envelope = envelope_of(delivered)
+        envelope = envelope_of(delivery_of(delivered))
         if envelope is not None and envelope.published_us >= self.since_us:
             self._reached[stream] = None
             if len(self._reached) > MAX_STREAMS_NAMED:
@@ -242,6 +242,8 @@ class Subscription:
         """Add a channel."""
         self._learn(entry)
         self._channels[entry.name] = False
+        if entry.policy.total:
+            self._progress.follow_order()
 
     def _learn(self, entry: ChannelEntry) -> None:
         self._filters[entry.name] = bind(entry, self.where)
@@ -504,12 +506,15 @@ class Subscription:
         if isinstance(item, Gap):
             self._progress.take(item.stream, item.upto)
             return item
-        self._progress.take(*item.place)
+        if not self._progress.idle:
+            self._progress.take(*item.place)
         return item if isinstance(item, Batch) else self._open(item)
 
     def _open(self, item: Arrival) -> Batch | None:
         """Decode a publication; None if it violates the schema or has expired."""
-        envelope = envelope_of(item)
+        portion = item if isinstance(item, Portion) else None
+        delivered = delivery_of(item)
+        envelope = envelope_of(delivered)
         expired = False
         if envelope is not None and envelope.valid_ms:
             expired = envelope.expires_us <= self._now_us()
@@ -517,17 +522,20 @@ class Subscription:
             self.expired += 1
             self._host.ignored(EXPIRED, 1)
             return None
-        delivered = delivery_of(item)
-        if envelope is not None and isinstance(item, Portion):
-            prove = self._host.prove
-            return Batch(delivered, envelope, item.data, None, prove, expired=expired, portion=item)
-        schema = self._schemas[item.stream.channel]
-        unpacked = None if envelope is None or delivered.cut else unpack(delivered.body, schema)
-        if envelope is None or unpacked is None:
+        data, payloads = None, None
+        if portion is not None:
+            data = portion.data
+        elif not delivered.cut:
+            data, payloads = unpack(delivered.body, self._schemas[item.stream.channel]) or (
+                None,
+                None,
+            )
+        if envelope is None or (data is None and payloads is None):
             self.undecodable += 1
             self._host.undecodable(delivered)
             return None
-        return Batch(delivered, envelope, *unpacked, self._host.prove, expired=expired)
+        prove = self._host.prove
+        return Batch(delivered, envelope, data, payloads, prove, expired=expired, portion=portion)
 
     # ------------------------------------------------------------------ selecting
 
@@ -634,14 +642,3 @@ class Subscription:
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
-
-
-def _backlog(options: SubscriptionOptions, entries: Sequence[ChannelEntry]) -> Backlog:
-    """The queue, with the defaults of the channels; if these differ in `overflow`, it waits."""
-    queue, overflow = options.queue, options.overflow
-    if queue is None:
-        queue = max((entry.policy.limits.queue for entry in entries), default=Limits().queue)
-    if overflow is None:
-        agreed = {entry.overflow for entry in entries}
-        overflow = agreed.pop() if len(agreed) == 1 else Overflow.WAIT
-    return Backlog(queue, options.queue_bytes, check_overflow(overflow))

@@ -1,0 +1,141 @@
+"""What a node asks brokers for on behalf of its subscriptions to one channel."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.client.test_times import in_a_loop
+from tests.client.test_where import prices, publish, rows, taken, trades
+from tests.runtime.world import until
+
+from quorumcast.broadcast.application import Deliver, Join, Leave, Select
+from quorumcast.client import Node, readers
+from quorumcast.testing import MemoryCell
+
+Asked = list[Join | Select | Leave]
+
+
+def watched(node: Node) -> Asked:
+    """What the node tells its machine of subscriptions, from now on."""
+    incoming = node._incoming
+    assert incoming is not None
+    asked: Asked = []
+    feed = incoming.driver.feed
+
+    def noted(event: Any) -> None:
+        if isinstance(event, Join | Select | Leave):
+            asked.append(event)
+        feed(event)
+
+    incoming.driver.feed = noted  # type: ignore[method-assign]
+    return asked
+
+
+@in_a_loop
+async def test_changes_of_one_turn_are_asked_for_once() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        bob = await cell.connect("bob")
+        async with bob.subscribe("trades", where="price = 0") as first:
+            asked = watched(bob)
+            others = [bob.subscribe("trades", where=f"price = {n}") for n in range(1, 20)]
+            change = asyncio.create_task(first.change("price = 77"))
+            others.pop().close()
+            await asyncio.gather(change, *(one.wait_joined() for one in others))
+            assert all(isinstance(one, Select) for one in asked)
+            assert len(asked) <= 2
+            assert sorted(asked[-1].where) == sorted(  # type: ignore[union-attr]
+                [f"price = {n}" for n in (*range(1, 19), 77)]
+            )
+
+
+@in_a_loop
+async def test_subscription_whose_rows_come_already_asks_for_nothing() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        bob = await cell.connect("bob")
+        async with bob.subscribe("trades", where="price < 5") as inbox:
+            asked = watched(bob)
+            same = bob.subscribe("trades", where="5 > price")
+            await same.wait_joined()
+            same.close()
+            await inbox.change("price < 5 AND price < 9")
+            await inbox.change("NOT price >= 5")
+            assert asked == []
+
+
+@in_a_loop
+async def test_everything_is_asked_for_while_one_subscription_wants_it() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        bob = await cell.connect("bob")
+        async with bob.subscribe("trades", where="price < 5") as inbox:
+            asked = watched(bob)
+            async with bob.subscribe("trades"):
+                await inbox.change("price < 7")
+            await until(lambda: len(asked) == 2)
+            assert [one.where for one in asked if isinstance(one, Select)] == [(), ("price <= 6",)]
+        assert [type(one) for one in asked] == [Select, Select, Leave]
+
+
+@pytest.mark.parametrize(("name", "most"), [("MAX_PREDICATES", 3), ("MAX_ASKED_BYTES", 40)])
+@in_a_loop
+async def test_more_predicates_than_are_sent_get_their_rows_all_the_same(
+    name: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, name, most)
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        inboxes = [bob.subscribe("trades", where=f"price = {n}") for n in range(5)]
+        asked = watched(bob)
+        for inbox in inboxes:
+            await inbox.wait_joined()
+        assert [one.where for one in asked if isinstance(one, Select)] == [()]
+        await publish(alice, rows(*range(10)))
+        for number, inbox in enumerate(inboxes):
+            assert prices((await taken(inbox, 1))[0]) == [number]
+
+
+@in_a_loop
+async def test_subscription_that_is_closed_before_it_is_asked_for_leaves_nothing() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        first = bob.subscribe("trades", where="price < 5")
+        await first.wait_joined()
+        asked = watched(bob)
+        change = asyncio.create_task(first.change("price > 6"))
+        await asyncio.sleep(0)
+        second = bob.subscribe("trades", where="price > 5")
+        first.close()
+        second.close()
+        await change
+        assert [type(one) for one in asked] == [Leave]
+        async with bob.subscribe("trades", where="price > 8") as inbox:
+            await publish(alice, rows(*range(10)))
+            assert prices((await taken(inbox, 1))[0]) == [9]
+
+
+@in_a_loop
+async def test_subscription_gets_no_part_of_what_was_not_asked_for() -> None:
+    """Between `subscribe` and the next turn of the loop the others' rows are still delivered."""
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price = 0") as first:
+            incoming = bob._incoming
+            assert incoming is not None
+            delivered: list[Any] = []
+            deliver = incoming._on_deliver
+            second: list[Any] = []
+
+            def noted(effect: Any) -> None:
+                if not second:  # as in a handler of a suspicion, among the effects of one event
+                    second.append(bob.subscribe("trades", where="price < 2"))
+                    bob.subscribe("trades", where="price = 0")
+                delivered.append(effect)
+                deliver(effect)
+
+            incoming.driver._table[Deliver] = noted
+            await publish(alice, rows(*range(10)))
+            await until(lambda: bool(delivered))
+            await second[0].wait_joined()
+            await publish(alice, rows(*range(10)))
+            await taken(first, 2)
+            found = await taken(second[0], 1)
+            assert [prices(one) for one in found] == [[0, 1]]
