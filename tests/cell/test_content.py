@@ -85,8 +85,9 @@ def silence(send: Send, said: Matches) -> list[Effect | Later]:
 class Rows:
     """A cell whose channel has columns, and what its nodes are told."""
 
-    def __init__(self, policy: str, **limits: int) -> None:
-        self.cell = Cell(limited(policy, **limits), schema=COLUMNS)
+    def __init__(self, policy: str, clients: tuple[NodeId, ...] = ()) -> None:
+        clients = (ALICE, BOB, CAROL, *clients)
+        self.cell = Cell(limited(policy), clients=clients, schema=COLUMNS)
         self.told: list[tuple[NodeId, Effect]] = []
         self.network = CellNetwork(self.cell, self._watch, lambda *words: None)
         self.published = 0
@@ -368,6 +369,30 @@ def test_predicate_that_a_channel_cannot_have_is_refused(
     assert isinstance(refused, Refuse)
     assert reason in refused.reason
     assert not any(isinstance(effect, Refused) for effect in told)
+
+
+def test_subscribers_with_many_predicates_get_what_each_of_them_wants() -> None:
+    names = [NodeId(f"reader{i}") for i in range(1, 7)]
+    wanted = {
+        name: tuple(f"price = {100 * (place % 3 + 1) + i}" for i in range(20))
+        for place, name in enumerate(names)
+    }
+    rows = Rows("ab", tuple(names))
+    wanted[BOB] = tuple(f"name like '%{i}_'" for i in range(30))  # costly: evaluated alone
+    for node, where in wanted.items():
+        rows.join(node, *where)
+    rows.publish((105, 1, 2), (205, 305, 3, 4, 5), (319, 320, 6, 7))
+    rows.join(CAROL, *(f"price = {i}" for i in range(20)), start=0)
+    rows.network.run(500)
+    for node, where in wanted.items():
+        if node != BOB:
+            asked = {int(text.split()[-1]) for text in where}
+            assert {p for _, prices in rows.prices(node) for p in prices} == asked & {
+                105, 205, 305, 319, 320,
+            }  # fmt: skip
+    assert rows.prices(CAROL) == [(1, [105, 1, 2]), (2, [205, 305, 3, 4, 5]), (3, [6, 7])]
+    assert rows.prices(BOB)
+    assert not rows.suspected(CAROL)
 
 
 def test_subscriber_that_is_gone_is_forgotten() -> None:

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from quorumcast.core.errors import UsageError
-from quorumcast.core.limits import MAX_PREDICATES
+from quorumcast.core.limits import MAX_FILTER_TEXT, MAX_PREDICATES
 from quorumcast.matching.filter import make_filter
 
 SCHEMA = pa.schema([("id", pa.int32()), ("name", pa.string())])
@@ -37,6 +37,20 @@ def test_filter_has_a_bounded_number_of_predicates() -> None:
         make_filter((*texts, "TRUE"), SCHEMA, WHO)
     with pytest.raises(UsageError, match="name at least one"):
         make_filter((), SCHEMA, WHO)
+
+
+def test_filter_has_a_bounded_text() -> None:
+    text = "name in (" + ", ".join(["'x'"] * 1500) + ")"
+    texts = (text + " " * (MAX_FILTER_TEXT // 4 - len(text)),) * 4
+    assert make_filter(texts, SCHEMA, WHO).predicates
+    with pytest.raises(UsageError, match="at most 65,536 on a channel: ask for more rows"):
+        make_filter((*texts, "TRUE"), SCHEMA, WHO)
+
+
+def test_filter_of_many_indexable_predicates_is_not_costly() -> None:
+    many = make_filter([f"name = 'n{number}'" for number in range(500)], SCHEMA, WHO)
+    assert many.cost > many.indexed_cost
+    assert not many.is_costly
 
 
 def test_filter_that_takes_long_says_so() -> None:

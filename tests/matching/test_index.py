@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from quorumcast.matching.filter import Filter, make_filter
 from quorumcast.matching.indexing import index as index_module
 from quorumcast.matching.indexing.index import BLOCK, Index
+from quorumcast.matching.indexing.solo import IndexedFilter
 
 NAN = float("nan")
 SCHEMA = pa.schema(
@@ -130,6 +131,15 @@ def test_index_finds_what_evaluation_finds(seed: int, count: int, rows: int) -> 
     for row in range(min(rows, 3)):
         alone = batch.slice(row, 1)
         assert found_by(index, alone) == expected(filters, alone)
+
+
+def test_index_of_one_filter_finds_what_evaluation_finds() -> None:
+    draw = random.Random(7)
+    batch = rows_of(draw, 300)
+    for count in (1, 5, 60):
+        one = make_filter([random_predicate(draw) for _ in range(count)], SCHEMA, "it")
+        assert IndexedFilter(one).rows(batch).tolist() == one.rows(batch).tolist()
+    assert IndexedFilter(make_filter(("FALSE",), SCHEMA, "it")).rows(batch).tolist() == []
 
 
 @pytest.mark.parametrize("bits", [True, False], ids=["bits", "pairs"])

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import PREDICATE_ID_SIZE
-from quorumcast.core.limits import MAX_PREDICATES
+from quorumcast.core.limits import MAX_FILTER_TEXT, MAX_PREDICATES
 from quorumcast.matching.columns import BatchView, Columns
 from quorumcast.matching.evaluate import Rows, rows_in
 from quorumcast.matching.kernels import cost_of
@@ -19,6 +19,8 @@ from quorumcast.matching.predicate import Predicate, parse_predicate
 
 #: From so many microseconds per 1,000 rows on a filter is costly.
 COSTLY_US = 1000.0
+#: What a conjunction costs in an index for 1,000 rows, beside its residual.
+_FILED_US = 0.5
 _PERSON = b"qc-filter"
 
 
@@ -29,8 +31,9 @@ class Filter(msgspec.Struct, frozen=True, eq=False):
     columns: Columns
     #: 16 bytes over the ids of the predicates and the columns of the channel.
     id: bytes
-    #: About how many microseconds plain evaluation takes for 1,000 rows.
+    #: About how many microseconds it takes for 1,000 rows: alone, and beside others in an index.
     cost: float
+    indexed_cost: float
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -42,14 +45,14 @@ class Filter(msgspec.Struct, frozen=True, eq=False):
         """The columns of the channel."""
         return self.columns.schema
 
-    def work_us(self, rows: int) -> int:
+    def work_us(self, rows: int, *, plain: bool) -> int:
         """About how many microseconds it takes to find the matching ones of so many rows."""
-        return int(self.cost * rows / 1000)
+        return int((self.cost if plain else self.indexed_cost) * rows / 1000)
 
     @property
     def is_costly(self) -> bool:
-        """Whether plain evaluation takes a microsecond per row or more."""
-        return self.cost >= COSTLY_US
+        """Whether it takes a microsecond per row or more, whatever index there is."""
+        return min(self.cost, self.indexed_cost) >= COSTLY_US
 
     def rows(self, batch: pa.RecordBatch) -> Rows:
         """The rows of a batch that the node gets, ascending."""
@@ -69,6 +72,12 @@ def make_filter(texts: Sequence[str], schema: pa.Schema, who: str) -> Filter:
             f"{who} is one of {len(texts):,}, and a node has at most {MAX_PREDICATES:,} on a "
             "channel: join some of them with OR"
         )
+    size = sum(map(len, texts))
+    if size > MAX_FILTER_TEXT:
+        raise UsageError(
+            f"{who} is one of {len(texts):,} with {size:,} characters together, and a node has at "
+            f"most {MAX_FILTER_TEXT:,} on a channel: ask for more rows, and filter what comes"
+        )
     columns = Columns(schema)
     parsed = (parse_predicate(text, columns, who) for text in dict.fromkeys(texts))
     by_id = {predicate.id: predicate for predicate in parsed}
@@ -78,6 +87,11 @@ def make_filter(texts: Sequence[str], schema: pa.Schema, who: str) -> Filter:
         columns=columns,
         id=_named(predicates, columns),
         cost=sum(cost_of(predicate.meaning, columns) for predicate in predicates),
+        indexed_cost=sum(
+            _FILED_US + (cost_of(residual, columns) if residual is not None else 0)
+            for predicate in predicates
+            for residual in (conjunction.residual for conjunction in predicate.conjunctions)
+        ),
     )
 
 

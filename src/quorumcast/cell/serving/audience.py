@@ -109,10 +109,10 @@ class Audience:
             readers = self._readers.setdefault(asked.channel, {})
             entered = readers.setdefault(reader, AudienceMember())
             entered.bodies = asked.bodies
-            filter_ = self.filtered.known.get(reader, asked.channel)
-            entered.whole = filter_ is None
-            if filter_ is not None:
-                self.filtered.enter(reader, asked.channel, filter_, bodies=asked.bodies)
+            known = self.filtered.known.get(reader, asked.channel)
+            entered.whole = known is None
+            if known is not None:
+                self.filtered.enter(reader, asked.channel, known.filter, bodies=asked.bodies)
             elif asked.channel in self.filtered:
                 self.filtered.leave(reader, asked.channel)
             if allowed:
@@ -191,21 +191,22 @@ class Audience:
         if asked.until:
             stop, reads, size = min(stop, asked.until), EXCERPT_READS, EXCERPT_BYTES
             left = EXCERPT_READS * EXCERPT_BYTES
-        known = self.filtered.known
-        filter_ = known.get(reader, stream.channel) if stream.lane is Lane.DATA else None
+        known = None
+        if stream.lane is Lane.DATA:
+            known = self.filtered.known.get(reader, stream.channel)
         # On a chain the last broker is the source, whatever the subscriber chose.
-        bodies = asked.bodies or served.entry.policy.chained or filter_ is not None
+        bodies = asked.bodies or served.entry.policy.chained or known is not None
         read = ledger.read if bodies else ledger.read_digests
         effects: list[Effect] = []
         for _ in range(reads):
             held = read(first, stop - first, size)
             if held is None or held.first >= stop or left <= 0:
                 break
-            if filter_ is not None:
-                if not known.may_ask(reader, now):
+            if known is not None:
+                if not self.filtered.known.may_ask(reader, now):
                     break
                 send = self.filtered.vote_again(
-                    served, reader, filter_, stream, held, bodies=asked.bodies
+                    served, reader, known, stream, held, bodies=asked.bodies
                 )
                 effects.append(send)
                 left -= sum(map(len, send.bodies))
@@ -230,8 +231,8 @@ class Audience:
     def answer(self, served: ServedStream, reader: NodeId, pull: Pull, now: Millis) -> list[Effect]:
         """Vote again, with contents, for what a subscriber's predicate makes of a range."""
         stream = pull.stream
-        filter_ = self.filtered.known.get(reader, stream.channel)
-        if filter_ is None or filter_.id != pull.where or stream.lane is not Lane.DATA:
+        known = self.filtered.known.get(reader, stream.channel)
+        if known is None or known.filter.id != pull.where or stream.lane is not Lane.DATA:
             return [Drop(DropReason.OTHER_PREDICATE, reader)]
         count = min(pull.count, served.sayable(stream.lane) - pull.first)
         held = served.ledger(stream.lane).read(pull.first, count, MAX_FRAME_BYTES // 2)
@@ -239,4 +240,4 @@ class Audience:
             return [Drop(DropReason.NOT_HELD, reader)]
         if not self.filtered.known.may_ask(reader, now):
             return [Drop(DropReason.OVER_LIMIT, reader)]
-        return [self.filtered.vote_again(served, reader, filter_, stream, held, bodies=True)]
+        return [self.filtered.vote_again(served, reader, known, stream, held, bodies=True)]

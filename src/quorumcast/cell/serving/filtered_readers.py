@@ -8,7 +8,7 @@ stay far behind, and a broker that omits rows contradicts what others say in tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,19 +16,23 @@ import msgspec
 from quorumcast.broadcast.contract import Vouch
 from quorumcast.broadcast.ledger import StoredRun
 from quorumcast.broadcast.messages import Matches
-from quorumcast.cell.serving.known_filters import KnownFilters
+from quorumcast.cell.serving.known_filters import KnownFilter, KnownFilters
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Effect, Send, SetTimer, Timer
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from quorumcast.matching.filter import Filter
     from quorumcast.matching.selection import OpenedRun, Selected
 
 #: Numbers without a match after which subscribers are told so, and the time after which they are.
 COVERED = 256
 COVER_MS = 250
+#: Microseconds that it takes to cut out rows, and to send them.
+CUT_US = 50
 
 
 class CoverageDue(Timer, frozen=True, tag=True):
@@ -67,57 +71,86 @@ class FilterGroup:
         return [*effects, Send(bare, told)] if bare else effects
 
 
+class ChannelGroups:
+    """The groups of one channel, whose predicates are evaluated together."""
+
+    __slots__ = ("by_id", "indexed")
+
+    def __init__(self) -> None:
+        # Not at the top: brokers without predicates start without Arrow.
+        from quorumcast.matching.indexing.filter_set import FilterSet
+
+        #: By predicate id; none is without readers.
+        self.by_id: dict[bytes, FilterGroup] = {}
+        #: The filters of all groups, but costly ones: those are evaluated for who can pay.
+        self.indexed = FilterSet()
+
+    def enter(self, reader: NodeId, filter_: Filter, *, bodies: bool) -> None:
+        """A subscriber is in the group of its filter, and in no other."""
+        group = self.by_id.get(filter_.id)
+        if group is None or reader not in group.readers:
+            self.leave(reader)
+        if filter_.id not in self.by_id:
+            self.by_id[filter_.id] = FilterGroup(filter_)
+            if not filter_.is_costly:
+                self.indexed.add(filter_)
+        self.by_id[filter_.id].readers[reader] = bodies
+
+    def leave(self, reader: NodeId) -> None:
+        """A subscriber is in no group."""
+        for name, group in list(self.by_id.items()):
+            group.readers.pop(reader, None)
+            if not group.readers:
+                del self.by_id[name]
+                self.indexed.discard(name)
+
+
 class FilteredReaders:
     """The groups of all channels of one broker."""
 
-    __slots__ = ("_due", "_groups", "known", "looked_at", "sent")
+    __slots__ = ("_channels", "_due", "known", "looked_at", "sent")
 
     def __init__(self) -> None:
         self.known = KnownFilters()
-        #: By channel and predicate id; none is empty.
-        self._groups: dict[Channel, dict[bytes, FilterGroup]] = {}
+        #: Only channels with a group.
+        self._channels: dict[Channel, ChannelGroups] = {}
         #: Whether CoverageDue is set.
         self._due = False
         #: Rows looked at, and publications of which a part was sent, for people to read.
         self.looked_at = self.sent = 0
 
     def __contains__(self, channel: object) -> bool:
-        return channel in self._groups
+        return channel in self._channels
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        groups = [group for found in self._groups.values() for group in found.values()]
+        groups = self._groups()
         quiet = sum(len(group.quiet) for group in groups)
         return {**self.known.sizes(), "groups": len(groups), "quiet": quiet}
 
-    def groups(self, channel: Channel) -> Iterable[FilterGroup]:
-        """The groups of a channel."""
-        return self._groups.get(channel, {}).values()
+    def _groups(self) -> list[FilterGroup]:
+        return [group for there in self._channels.values() for group in there.by_id.values()]
 
     # -------------------------------------------------------------- members
 
     def enter(self, reader: NodeId, channel: Channel, filter_: Filter, *, bodies: bool) -> None:
         """A subscriber wants these rows from now on."""
-        groups = self._groups.setdefault(channel, {})
-        if filter_.id not in groups or reader not in groups[filter_.id].readers:
-            self.leave(reader, channel)
-            groups = self._groups.setdefault(channel, {})
-        groups.setdefault(filter_.id, FilterGroup(filter_)).readers[reader] = bodies
+        if channel not in self._channels:
+            self._channels[channel] = ChannelGroups()
+        self._channels[channel].enter(reader, filter_, bodies=bodies)
 
     def leave(self, reader: NodeId, channel: Channel) -> None:
         """A subscriber wants no rows of a channel, or everything."""
-        groups = self._groups.get(channel, {})
-        for name, group in list(groups.items()):
-            group.readers.pop(reader, None)
-            if not group.readers:
-                del groups[name]
-        if not groups:
-            self._groups.pop(channel, None)
+        there = self._channels.get(channel)
+        if there is not None:
+            there.leave(reader)
+            if not there.by_id:
+                del self._channels[channel]
 
     def disconnected(self, reader: NodeId) -> None:
         """A subscriber cannot be reached; it will subscribe again."""
         self.known.forget(reader)
-        for channel in list(self._groups):
+        for channel in list(self._channels):
             self.leave(reader, channel)
 
     # ---------------------------------------------------------------- votes
@@ -129,29 +162,32 @@ class FilteredReaders:
         if held is None or held.digests != vouch.digests:
             # What is not held cannot be evaluated; subscribers ask for it when it is.
             return []
-        paying = {
-            group.filter.id: tuple([r for r in group.readers if self.known.may_ask(r, now)])
-            for group in self.groups(vouch.stream.channel)
-        }
+        there = self._channels[vouch.stream.channel]
+        schema = next(iter(there.by_id.values())).filter.schema
+        opened = _opened(served, schema, held)
+        chosen = opened.select_all(there.indexed)
         effects: list[Effect] = []
-        opened: OpenedRun | None = None
-        for group in self.groups(vouch.stream.channel):
-            payers = paying[group.filter.id]
+        for group in there.by_id.values():
+            filter_ = group.filter
+            payers = tuple([r for r in group.readers if self.known.may_ask(r, now)])
             if not payers:
                 continue  # they ask again when they can pay
-            if opened is None:
-                opened = _opened(served, group.filter, held)
-            selected = self._select(opened, group.filter, payers)
+            selected = chosen.get(filter_.id)
+            plain = selected is None
+            if selected is None:
+                selected = opened.select(filter_)
+            self._charge(payers, filter_, selected, plain=plain)
             effects += self._tell(group, vouch.stream, held, selected)
         return effects + self._await_coverage()
 
-    def _select(self, opened: OpenedRun, filter_: Filter, payers: tuple[NodeId, ...]) -> Selected:
-        selected = opened.select(filter_)
+    def _charge(
+        self, payers: tuple[NodeId, ...], filter_: Filter, selected: Selected, *, plain: bool
+    ) -> None:
+        """Note work, and let those pay for it for whom it was done."""
         self.looked_at += selected.rows_looked_at
         self.sent += len(selected.places)
-        work_us = len(selected.votes) // DIGEST_SIZE + filter_.work_us(selected.rows_looked_at)
-        self.known.spend(payers, work_us)
-        return selected
+        work_us = filter_.work_us(selected.rows_looked_at, plain=plain)
+        self.known.spend(payers, work_us + CUT_US * len(selected.places))
 
     def _tell(
         self, group: FilterGroup, stream: Stream, held: StoredRun, selected: Selected
@@ -171,9 +207,7 @@ class FilteredReaders:
         return effects + group.send(_matches(group.filter, stream, first, held, selected), selected)
 
     def _await_coverage(self) -> list[Effect]:
-        if self._due or not any(
-            group.quiet for groups in self._groups.values() for group in groups.values()
-        ):
+        if self._due or not any(group.quiet for group in self._groups()):
             return []
         self._due = True
         return [SetTimer(CoverageDue(), COVER_MS)]
@@ -182,43 +216,44 @@ class FilteredReaders:
         """Tell everybody where nothing matched, as far as that may be said."""
         self._due = False
         effects: list[Effect] = []
-        for groups in self._groups.values():
-            for group in groups.values():
-                for stream, quiet in list(group.quiet.items()):
-                    # Zero if the stream is over: nobody waits for more of it.
-                    stop = min(quiet.stop, sayable(stream))
-                    if stop > quiet.first:
-                        said = Span(quiet.first, stop)
-                        effects += group.send(_coverage(group.filter, stream, said), None)
-                    if 0 < stop < quiet.stop:
-                        quiet.first = max(quiet.first, stop)
-                    else:
-                        del group.quiet[stream]
+        for group in self._groups():
+            for stream, quiet in list(group.quiet.items()):
+                # Zero if the stream is over: nobody waits for more of it.
+                stop = min(quiet.stop, sayable(stream))
+                if stop > quiet.first:
+                    said = Span(quiet.first, stop)
+                    effects += group.send(_coverage(group.filter, stream, said), None)
+                if 0 < stop < quiet.stop:
+                    quiet.first = max(quiet.first, stop)
+                else:
+                    del group.quiet[stream]
         return effects + self._await_coverage()
 
     def vote_again(
         self,
         served: ServedStream,
         reader: NodeId,
-        filter_: Filter,
+        known: KnownFilter,
         stream: Stream,
         held: StoredRun,
         *,
         bodies: bool,
     ) -> Send:
         """A vote for what one subscriber asked for once more."""
-        selected = self._select(_opened(served, filter_, held), filter_, (reader,))
+        filter_ = known.filter
+        selected = _opened(served, filter_.schema, held).select(known.finder)
+        self._charge((reader,), filter_, selected, plain=known.plain)
         told = _matches(filter_, stream, held.first, held, selected)
         contents = tuple([selected.body(place) for place in selected.places]) if bodies else ()
         return Send((reader,), told, contents)
 
 
-def _opened(served: ServedStream, filter_: Filter, held: StoredRun) -> OpenedRun:
+def _opened(served: ServedStream, schema: pa.Schema, held: StoredRun) -> OpenedRun:
     # Not at the top: brokers without predicates start without Arrow.
     from quorumcast.matching.selection import OpenedRun
 
     labelled = served.entry.policy.total
-    return OpenedRun(filter_.schema, held.digests, held.bodies, labelled=labelled)
+    return OpenedRun(schema, held.digests, held.bodies, labelled=labelled)
 
 
 def _coverage(filter_: Filter, stream: Stream, quiet: Span) -> Matches:

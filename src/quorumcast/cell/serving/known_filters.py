@@ -7,9 +7,7 @@ whoever asks for more than its share gets its answers later, and others do not n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from quorumcast.cell.filters import filter_of
 from quorumcast.core.ids import Channel, Millis, NodeId, holder
@@ -17,11 +15,14 @@ from quorumcast.manifest.manifest import ChannelEntry
 
 if TYPE_CHECKING:
     from quorumcast.matching.filter import Filter
+    from quorumcast.matching.selection import RowFilter
 
 #: Microseconds of work that a client gains per millisecond, and has at most.
 INCOME_US, MOST_US = 200, 1_000_000
 #: What it costs to read a predicate: once, and per character.
-PREDICATE_US, CHARACTER_US = 100, 2
+PREDICATE_US, CHARACTER_US = 100, 4
+#: Predicates from which on an index of their own pays.
+INDEXED = 8
 
 
 class WorkAccount:
@@ -49,12 +50,15 @@ class WorkAccount:
         return self._left_us == MOST_US
 
 
-class KnownFilter(msgspec.Struct, frozen=True):
+class KnownFilter(NamedTuple):
     """What a node asks of a channel: the texts, the columns that they name, and their meaning."""
 
     where: tuple[str, ...]
     schema: tuple[tuple[str, str], ...]
     filter: Filter
+    #: Finds the rows that match, and whether it does so plainly.
+    finder: RowFilter
+    plain: bool
 
 
 class KnownFilters:
@@ -72,10 +76,9 @@ class KnownFilters:
     def __len__(self) -> int:
         return len(self._filters)
 
-    def get(self, reader: NodeId, channel: Channel) -> Filter | None:
+    def get(self, reader: NodeId, channel: Channel) -> KnownFilter | None:
         """What a node asks for; None for everything."""
-        known = self._filters.get((reader, channel))
-        return None if known is None else known.filter
+        return self._filters.get((reader, channel))
 
     def learn(
         self, reader: NodeId, entry: ChannelEntry, where: tuple[str, ...], now: Millis
@@ -97,7 +100,7 @@ class KnownFilters:
         self._filters.pop(key, None)
         filter_ = filter_of(entry, where)
         if filter_ is not None:
-            self._filters[key] = KnownFilter(where, entry.schema, filter_)
+            self._filters[key] = _known(where, entry, filter_)
         return True
 
     def may_ask(self, reader: NodeId, now: Millis) -> bool:
@@ -129,3 +132,12 @@ class KnownFilters:
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
         return {"predicates": len(self._filters), "accounts": len(self._accounts)}
+
+
+def _known(where: tuple[str, ...], entry: ChannelEntry, filter_: Filter) -> KnownFilter:
+    if len(filter_.predicates) < INDEXED or filter_.cost < filter_.indexed_cost:
+        return KnownFilter(where, entry.schema, filter_, filter_, plain=True)
+    # Not at the top: brokers without predicates start without Arrow.
+    from quorumcast.matching.indexing.solo import IndexedFilter
+
+    return KnownFilter(where, entry.schema, filter_, IndexedFilter(filter_), plain=False)

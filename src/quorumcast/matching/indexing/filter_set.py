@@ -16,7 +16,7 @@ from quorumcast.matching.evaluate import Rows
 from quorumcast.matching.filter import Filter
 from quorumcast.matching.indexing.index import Index
 
-#: Filters that are evaluated plainly.
+#: Predicates that are evaluated plainly.
 _FEW = 8
 
 
@@ -72,7 +72,7 @@ class FilterSet:
                 return
         self._filters[one.id] = None
         self._waiting[one.id] = one
-        if len(self._waiting) > _FEW:
+        if sum(len(waiting.predicates) for waiting in self._waiting.values()) > _FEW:
             self._index(list(self._waiting.values()))
             self._waiting.clear()
 
