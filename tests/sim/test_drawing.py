@@ -139,7 +139,7 @@ def test_draw_publishers_have_many_lives() -> None:
 def test_draw_none_is_left_alone() -> None:
     for seed in range(40):
         plan = draw(seed, "ab", "none")
-        assert {act.what for act in plan.acts} <= {"join", "leave", "submit"}
+        assert {act.what for act in plan.acts} <= {"join", "leave", "submit", "select"}
         assert not plan.corruptions
 
 

@@ -56,7 +56,7 @@ class FilteredAcceptor(Acceptor):
         return self.filter.id
 
     def sizes(self) -> dict[str, int]:
-        return {**super().sizes(), "named": len(self._named)}
+        return {**super().sizes(), "settled_whole": len(self._named)}
 
     # ------------------------------------------------------------ histories
 

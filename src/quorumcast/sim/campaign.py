@@ -25,8 +25,8 @@ from quorumcast.sim.systems import planted, run_scenario
 CHUNK = 8
 #: Fields of `Outcome` of which a campaign reports the sum.
 SUMMED = (
-    "messages", "packets", "deliveries", "faults_injected", "false_accusations",
-    "false_suspicions", "suspicions", "evidence",
+    "messages", "packets", "deliveries", "readers", "filtered_readers", "faults_injected",
+    "false_accusations", "false_suspicions", "suspicions", "evidence",
 )  # fmt: skip
 
 
@@ -50,6 +50,8 @@ class CampaignFindings(msgspec.Struct, kw_only=True):
     messages: int = 0
     packets: int = 0
     deliveries: int = 0
+    readers: int = 0
+    filtered_readers: int = 0
     faults_injected: int = 0
     false_accusations: int = 0
     false_suspicions: int = 0

@@ -16,6 +16,7 @@ from quorumcast.broadcast.messages import (
     ChainRun,
     Contents,
     Echo,
+    Matches,
     Open,
     Publish,
     Pull,
@@ -34,7 +35,7 @@ from quorumcast.faults.contract import Later
 Run = Publish | ChainRun | Vote | Contents | Regained
 RUNS = (Publish, ChainRun, Vote, Contents, Regained)
 #: Messages about one stream.
-STREAMED = (*RUNS, Open, Ack, Echo, Ready, Pull, Missed, Attest)
+STREAMED = (*RUNS, Matches, Open, Ack, Echo, Ready, Pull, Missed, Attest)
 
 
 class Tampering:

@@ -29,6 +29,8 @@ class CellPlan(Plan, frozen=True, kw_only=True):
     newcomers: int = 0
     #: Publishers that resume their streams after a crash.
     resuming: tuple[NodeId, ...] = ()
+    #: What subscribers may ask for: an act `select` names one by its place from 1 on, or 0 for all.
+    predicates: tuple[tuple[str, ...], ...] = ()
     #: Whether manifests, quorums and named subscriptions are examined before the run.
     documents: bool = False
 

@@ -31,6 +31,7 @@ from quorumcast.sim.cell.judges.promises import SharedEvidence, promised
 from quorumcast.sim.cell.judges.subscriptions import examine_subscriptions
 from quorumcast.sim.cell.judges.upkeep import Upkeep
 from quorumcast.sim.cell.plan import CellPlan
+from quorumcast.sim.cell.rows import rows_body
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.judging import Checker, Promise
 from quorumcast.sim.kernel.plan import Act
@@ -56,7 +57,7 @@ def promises_validity(plan: CellPlan) -> bool:
 HARMLESS = frozenset(
     (
         *("submit", "join", "read", "read-promptly", "leave", "prove", "extract", "recall"),
-        *("pause", "resume"),
+        *("select", "pause", "resume"),
     )
 )
 
@@ -224,6 +225,9 @@ class CellRun(Run[CellPlan, CellWorld]):
                 getattr(world, act.what)(act.node)
             case "extract" | "recall":
                 getattr(world, act.what)(act.node, act.channel, act.amount)
+            case "select":
+                wanted = ((), *self.plan.predicates)[act.amount]
+                world.select(act.node, act.channel, wanted)
             case "read-promptly":
                 self._prompt.setdefault(act.channel, []).append(act.node)
             case "roll" | "cycle":
@@ -260,8 +264,12 @@ class CellRun(Run[CellPlan, CellWorld]):
 
     def _submit(self, publisher: NodeId, channel: Channel, count: int) -> None:
         bodies = []
+        entry = self.world.facts.manifest.channel(channel)
         for _ in range(count):
             self._count += 1
+            if entry is not None and entry.schema:
+                bodies.append(rows_body(self.plan.seed, self._count))
+                continue
             size = self._bodies.choice((0, 4, 40))
             bodies.append(b"%d:" % self._count + self._bodies.randbytes(size))
         self.world.submit(publisher, channel, tuple(bodies))

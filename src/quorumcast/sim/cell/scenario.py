@@ -23,6 +23,7 @@ from quorumcast.sim.cell.drawing.faults import draw_conspiracy, draw_fault
 from quorumcast.sim.cell.drawing.leaders import draw_leaders
 from quorumcast.sim.cell.drawing.links import draw_links
 from quorumcast.sim.cell.drawing.members import draw_members
+from quorumcast.sim.cell.drawing.rows import draw_rows
 from quorumcast.sim.cell.drawing.slow import draw_slow_readers
 from quorumcast.sim.cell.harm import ADVERSARIES, faults_of
 from quorumcast.sim.cell.plan import CellPlan
@@ -104,6 +105,7 @@ def draw(
         draw_epochs(draft)
     if extras and draft.adversary != "lag":
         draw_slow_readers(draft)
+    draw_rows(draft)
     return _plan(draft, weather)
 
 
@@ -135,6 +137,7 @@ def _plan(draft: Draft, weather: Weather) -> CellPlan:
         gaps_allowed=draft.gaps_allowed,
         newcomers=draft.newcomers,
         resuming=draft.resuming,
+        predicates=draft.predicates,
         documents=True,
         max_steps=4 * MAX_STEPS,
     )

@@ -70,7 +70,7 @@ def _header(run: CellRun, header: Header) -> Header:
     listening = [
         Listening(reader.node, reader.channel, reader.standing_at * NS_PER_MS + 1)
         for reader in facts.present()
-        if reader.standing_at is not None
+        if reader.standing_at is not None and not reader.is_filtered
     ]
     events = sum(
         len(published)

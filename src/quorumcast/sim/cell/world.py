@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from quorumcast.broadcast.application import Acknowledged, Join, Leave, Prove, Recall, Submit
+from msgspec.structs import replace
+
+from quorumcast.broadcast.application import (
+    Acknowledged,
+    Join,
+    Leave,
+    Prove,
+    Recall,
+    Select,
+    Submit,
+)
 from quorumcast.broadcast.messages import Ack
 from quorumcast.cell.messages import CELL_FAMILY, Checkpoint, Positions
 from quorumcast.cell.publishing.publisher import Publisher
@@ -96,6 +106,7 @@ class CellWorld(World[CellFacts]):
         facts = self.make_facts(adversary)
         facts.ordered = self._ordered
         facts.holds = self._holds
+        facts.bodies_held = self._bodies_held
         facts.on_disk = lambda node, kind, owner: self.nodes[node].disk.held(kind, owner)
         facts.clock = lambda: self.scheduler.now
         facts.wire_tapped = weather.corruption > 0
@@ -122,6 +133,8 @@ class CellWorld(World[CellFacts]):
         self.on_adopt: Callable[[NodeId, Adopt], None] = lambda name, effect: None
         #: Called when a publisher has learned that publications on a channel are safe.
         self.on_acknowledged: Callable[[Channel], None] = lambda channel: None
+        #: The predicates of each subscriber, by channel.
+        self._wanted: dict[tuple[NodeId, Channel], tuple[str, ...]] = {}
         #: Number of starts of each broker.
         self._lives: Counter[NodeId] = Counter()
 
@@ -238,6 +251,22 @@ class CellWorld(World[CellFacts]):
         carrier = served.lane(stream.lane)
         return carrier.final_from <= number <= carrier.final and not served.closed
 
+    def _bodies_held(
+        self, stream: Stream, number: int, broker: NodeId | None = None
+    ) -> list[bytes]:
+        """What correct brokers that are up hold of a number, or one of them does."""
+        found: dict[bytes, None] = {}
+        for name in [name for cell in self.facts.cells() for name in cell.broker_ids]:
+            node = self.nodes.get(name)
+            machine = node.machine if node is not None and node.up else None
+            if broker not in (None, name) or not self.adversary.is_correct(name):
+                continue
+            served = machine.served(stream) if isinstance(machine, Broker) else None
+            run = None if served is None else served.carrier.ledger.read(number, 1, 1)
+            if run is not None and run.first <= number < run.first + len(run.bodies):
+                found[run.bodies[number - run.first]] = None
+        return list(found)
+
     # ----------------------------------------------------- applications
 
     def _resubmit(self, publisher: NodeId) -> None:
@@ -265,20 +294,32 @@ class CellWorld(World[CellFacts]):
     def join(self, subscriber: NodeId, channel: Channel) -> None:
         """Subscribe."""
         if self.facts.reader(subscriber, channel) is None:
-            self.nodes[subscriber].feed(Join(channel))
+            self.nodes[subscriber].feed(Join(channel, where=self.wanted(subscriber, channel)))
 
     def read(self, subscriber: NodeId, channel: Channel) -> None:
         """Subscribe from the oldest retained publication on."""
         self.nodes[subscriber].feed(Leave(channel))
-        self.nodes[subscriber].feed(Join(channel, 0))
+        self.nodes[subscriber].feed(Join(channel, 0, where=self.wanted(subscriber, channel)))
 
     def extract(self, subscriber: NodeId, channel: Channel, count: int) -> None:
         """Read the last `count` accepted positions again, as a range."""
         reader = self.facts.reader(subscriber, channel)
-        if reader is not None and reader.position:
-            start = max(1, reader.position - count + 1)
+        if reader is not None and reader.turned:
+            start, where = max(1, reader.turned - count + 1), self.wanted(subscriber, channel)
             self.nodes[subscriber].feed(Leave(channel))
-            self.nodes[subscriber].feed(Join(channel, start, until=reader.position + 1))
+            join = Join(channel, start, until=reader.turned + 1, where=where)
+            self.nodes[subscriber].feed(join)
+
+    def wanted(self, subscriber: NodeId, channel: Channel) -> tuple[str, ...]:
+        """The predicates with which a subscriber joins a channel."""
+        return self._wanted.get((subscriber, channel), ())
+
+    def select(self, subscriber: NodeId, channel: Channel, where: tuple[str, ...]) -> None:
+        """Want other rows from now on; whoever reads a range goes on with what it asked for."""
+        self._wanted[subscriber, channel] = where
+        reader = self.facts.reader(subscriber, channel)
+        if reader is not None and not reader.until:
+            self.nodes[subscriber].feed(Select(channel, where))
 
     def leave(self, subscriber: NodeId, channel: Channel) -> None:
         """Unsubscribe."""
@@ -311,7 +352,9 @@ class CellWorld(World[CellFacts]):
                     contents = label(stream, number) + body
                     request = Prove(total_order(channel), reader.position, contents)
                 if self.cell_of(subscriber).manifest.hash(request.contents) == digest:
-                    self.nodes[subscriber].feed(request)
+                    # Whoever got a part has that at hand.
+                    part = reader.parts.get(stream, request.contents)
+                    self.nodes[subscriber].feed(replace(request, contents=part))
 
     def recall(self, subscriber: NodeId, channel: Channel, count: int) -> None:
         """Recall the last `count` accepted positions."""

@@ -69,6 +69,10 @@ class Facts:
         """The number of messages delivered to applications."""
         return 0
 
+    def subscriptions(self) -> tuple[int, int]:
+        """The number of subscriptions, and of those among them with predicates."""
+        return 0, 0
+
     def suspected(self, node: NodeId) -> bool:
         """Whether some correct node suspects this one."""
         return any(suspect == node for _, suspect, _ in self.suspicions)

@@ -90,6 +90,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     packets: int
     deliveries: int
+    #: Subscriptions, and those among them with predicates.
+    readers: int = 0
+    filtered_readers: int = 0
     faults_injected: int
     false_accusations: int
     #: Suspicions of correct nodes: allowed, but worth watching.

@@ -179,6 +179,7 @@ class Run(Generic[Planned, Place]):
     def _outcome(self) -> Outcome:
         scheduler, network, facts = self.world.scheduler, self.world.network, self.world.facts
         correct = self.world.adversary.is_correct
+        readers, filtered_readers = facts.subscriptions()
         return Outcome(
             system=self.plan.system,
             seed=self.plan.seed,
@@ -190,6 +191,8 @@ class Run(Generic[Planned, Place]):
             messages=network.messages,
             packets=network.packets,
             deliveries=facts.deliveries(),
+            readers=readers,
+            filtered_readers=filtered_readers,
             faults_injected=self.world.adversary.injected,
             false_accusations=sum(
                 correct(accuse.evidence.accused) for _, accuse in facts.accusations

@@ -54,6 +54,8 @@ class Draft(msgspec.Struct):
     newcomers: int = 0
     #: Publishers that resume their streams after a crash.
     resuming: tuple[NodeId, ...] = ()
+    #: What subscribers may ask for; acts `select` name these by their places from 1 on.
+    predicates: tuple[tuple[str, ...], ...] = ()
 
     @property
     def f(self) -> int:

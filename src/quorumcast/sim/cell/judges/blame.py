@@ -95,7 +95,9 @@ class Lies:
             return
         for reader in send.to:
             present = facts.reader(reader, message.stream.channel)
-            upto = 0 if present is None else present.upto(message.stream)
+            # One that wants some rows takes no votes for whole publications.
+            takes = present is not None and not (present.where and isinstance(message, Vote))
+            upto = present.upto(message.stream) if present is not None and takes else 0
             # A subscriber ignores contents of a stream until f+1 brokers have named the stream to
             # it: f liars could invent streams without end. It surely knows those it accepted from.
             if not upto:

@@ -93,6 +93,10 @@ def _of_brokers(
         "allowances": len(channels) * len(clients),
         "held_up": len(channels) * len(clients),
         "gone": len(clients),
+        "predicates": len(channels) * len(clients),
+        "accounts": len(clients),
+        "groups": len(channels) * len(clients),
+        "quiet": streams * len(clients),
         "publishing": len(channels) * len(clients),
         "served": (len(channels) + 5) * (len(clients) + len(brokers)),
         "told": MAX_STREAMS_NAMED,
@@ -164,4 +168,5 @@ def _of_subscribers(manifest: Manifest, limits: Limits, *, alpha: int) -> dict[s
         # The next run is always accepted.
         "pending_bytes": MAX_PENDING_BYTES + MAX_FRAME_BYTES,
         "accepted": limits.segment * limits.kept_segments,
+        "settled_whole": limits.vote_window * (1 + 2 * alpha),
     }

@@ -11,8 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from quorumcast.broadcast.application import Acknowledged, Contradicted, Deliver, DeliverGap, Proven
-from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Publish, Pull, Ready
+from quorumcast.broadcast.application import (
+    Acknowledged,
+    Contradicted,
+    Deliver,
+    DeliverGap,
+    Passed,
+    Proven,
+)
+from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Matches, Publish, Pull, Ready
+from quorumcast.cell.filters import results_of
 from quorumcast.cell.messages import Checkpoint, Positions, Regain, Regained, Vote
 from quorumcast.core.ids import (
     CELL,
@@ -54,6 +62,7 @@ from quorumcast.ordering.messages import (
     Write,
 )
 from quorumcast.sim.cell.judges.facts import CellFacts, may_publish, may_subscribe
+from quorumcast.sim.cell.judges.filtering import Completeness, SoundResults
 from quorumcast.sim.cell.judges.journaling import Journaled
 from quorumcast.sim.cell.judges.order import TotalOrder
 from quorumcast.sim.cell.judges.reading import ReadToTheEnd
@@ -81,7 +90,7 @@ class Relevance(EffectChecker):
 
 
 #: Messages that disclose contents, digests or positions of a channel.
-DISCLOSING: frozenset[type] = frozenset((Vote, Contents, Checkpoint, Positions))
+DISCLOSING: frozenset[type] = frozenset((Vote, Matches, Contents, Checkpoint, Positions))
 #: Messages that are for brokers only.
 INTERNAL: frozenset[type] = frozenset(
     (Regained, Offer, Propose, Fetched, LogPart, StateHead, Chunk, Past, Echo, Ready)
@@ -119,15 +128,21 @@ class Authenticity(EffectChecker):
         contents = effect.body
         if effect.position:
             contents = label(effect.stream, effect.number) + contents
-        if facts.manifest_of(node).hash(contents) != effect.digest:
+        if not effect.cut and facts.manifest_of(node).hash(contents) != effect.digest:
             facts.violate(self.name, f"{node} accepted {what} with contents of another digest")
         if not facts.adversary.is_correct(effect.stream.publisher):
             return
         published = facts.published.get(effect.stream, [])
         if not 1 <= effect.number <= len(published):
             facts.violate(self.name, f"{node} accepted {what}, which was never published")
-        elif published[effect.number - 1][0] != effect.body:
+        elif not effect.cut and published[effect.number - 1][0] != effect.body:
             facts.violate(self.name, f"{node} accepted {what} with altered contents")
+        elif effect.cut and self._named(facts, effect) != effect.digest:
+            facts.violate(self.name, f"{node} accepted rows of {what} that are of something else")
+
+    def _named(self, facts: CellFacts, effect: Deliver) -> Digest:
+        (contents,) = facts.contents(effect.stream, effect.number)
+        return facts.manifest_of(effect.stream.publisher).hash(contents)
 
 
 class Uniqueness(EffectChecker):
@@ -171,19 +186,28 @@ class Fifo(EffectChecker):
     """
 
     name = "FIFO"
-    watches = frozenset((Deliver, DeliverGap))
+    watches = frozenset((Deliver, DeliverGap, Passed))
 
     def __init__(self, *, gaps_allowed: bool = False) -> None:
         self._gaps_allowed = gaps_allowed
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Deliver | DeliverGap) -> None:
+    def on_effect(
+        self, facts: CellFacts, node: NodeId, effect: Deliver | DeliverGap | Passed
+    ) -> None:
         reader = facts.reader(node, effect.stream.channel)
         if reader is None:
             return
-        number = effect.number if isinstance(effect, Deliver) else effect.first
         known = reader.upto(effect.stream)
-        # A gap in the total order may hide numbers of any publisher.
-        skipped = total_order(effect.stream.channel) in reader.gaps
+        if isinstance(effect, Passed):
+            if effect.upto < known:
+                facts.violate(self.name, f"{node} passed {effect.stream} {effect.upto} at {known}")
+            return
+        number = effect.number if isinstance(effect, Deliver) else effect.first
+        # A gap in the total order may hide numbers of any publisher, and so do predicates.
+        # What of the numbers in between matches is for `Completeness` to say.
+        skipped = total_order(effect.stream.channel) in reader.gaps or (
+            isinstance(effect, Deliver) and reader.is_filtered and (effect.position or reader.where)
+        )
         if known and (number <= known if skipped else number != known + 1):
             facts.violate(self.name, f"{node} came to {effect.stream} {number} after {known}")
         lies = not facts.adversary.is_correct(effect.stream.publisher)
@@ -240,7 +264,9 @@ class SoundStatements(EffectChecker):
 
 
 #: Messages that bind their sender to one value for each place.
-STANDING: frozenset[type] = frozenset((Publish, Offer, Vote, Echo, Ready, Propose, Write, Accept))
+STANDING: frozenset[type] = frozenset(
+    (Publish, Offer, Vote, Matches, Echo, Ready, Propose, Write, Accept)
+)
 
 
 class OneStory(EffectChecker):
@@ -277,6 +303,12 @@ class OneStory(EffectChecker):
                 yield (message.log, message.regency, message.instance), message.value
             case Propose(log=log, regency=regency, instance=instance, batch=batch):
                 yield (log, regency, instance), batch
+            case Matches(stream=stream, where=where):
+                entry = facts.manifest_of(node).channel(stream.channel)
+                if entry is not None and not entry.policy.has_history:
+                    votes, _ = results_of(message, ()) or (b"", ())
+                    for number, value in enumerate(split_digests(votes), message.first):
+                        yield (stream, where, number), value
             case Publish() | Offer() | Vote():
                 stream = message.stream
                 entry = facts.manifest_of(node).channel(stream.channel)
@@ -448,6 +480,8 @@ def safety_checkers(*, gaps_allowed: bool) -> list[Checker[CellFacts]]:
         Vouching(),
         SoundReceipts(),
         Acknowledgement(),
+        Completeness(),
+        SoundResults(),
         Journaled(),
         Questions(),
         NoRefusal(),

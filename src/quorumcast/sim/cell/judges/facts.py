@@ -9,39 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import msgspec
-
 from quorumcast.broadcast.application import (
     Acknowledged,
     Deliver,
     DeliverGap,
     Join,
     Leave,
+    Passed,
     Prove,
     Proven,
     Recall,
     Recalled,
     Renewed,
+    Select,
     Submit,
 )
-from quorumcast.broadcast.messages import Ack
+from quorumcast.broadcast.messages import Ack, Matches
 from quorumcast.core.ids import (
     CELL,
     Channel,
-    Digest,
     Millis,
     NodeId,
     Stream,
     holder,
     total_order,
 )
-from quorumcast.core.labels import label
+from quorumcast.core.labels import label, unlabel
 from quorumcast.core.limits import MAX_NUMBER
-from quorumcast.core.machine import Accuse, Effect, Event, Record
+from quorumcast.core.machine import Accuse, Effect, Event, Record, Send
 from quorumcast.core.quorum import accept_votes
 from quorumcast.core.statements import Basis, Evidence, Signed, parse_statement
 from quorumcast.manifest.manifest import EVERYONE, Manifest
 from quorumcast.sim.cell.adversary import CellAdversary
+from quorumcast.sim.cell.judges.readers import OwedPast, Reader
+from quorumcast.sim.cell.judges.twin import RowTwin
 from quorumcast.sim.kernel import judging as kernel
 
 
@@ -65,101 +66,27 @@ def _is_client(manifest: Manifest, node: NodeId) -> bool:
 TOLD_MS = 800
 
 
-class OwedPast(msgspec.Struct, eq=False):
-    """What a reader of the past is owed, and what it was told of its end.
-
-    `replay` and batch reads of Spark end where the subscriber says that the channel ended.
-    """
-
-    #: What was acknowledged when the reader joined: the last number of each stream.
-    acknowledged: dict[Stream, int]
-    #: The last number of each stream that each correct broker had acknowledged by then.
-    held: dict[tuple[Stream, NodeId], int]
-    #: Brokers whose answers came before the subscriber settled where its streams begin and end.
-    answered: dict[NodeId, None] = {}
-    #: Brokers that may have denied what they had acknowledged.
-    unreliable: dict[NodeId, None] = {}
-    #: The next number of each stream that is to be read, as the application was told.
-    ends: dict[Stream, int] = {}
-    #: Last time by then at which more than f brokers had lost their contents; -1: never.
-    lost_at: int = -1
-    #: Whether the application has got everything before `ends`, and so has ended.
-    concluded: bool = False
-
-
-class Reader(msgspec.Struct, eq=False):
-    """One subscription of one subscriber to one channel, from `Join` to `Leave` or crash."""
-
-    node: NodeId
-    channel: Channel
-    joined_at: int
-    #: Time at which the subscriber learned where its streams begin; None: not yet.
-    standing_at: int | None = None
-    #: The last number that any reader had accepted of each stream by then.
-    before: dict[Stream, int] = {}
-    left_at: int | None = None
-    #: Requested start: None for the next publication, 0 for the oldest, else a position.
-    start: int | None = None
-    #: End of the requested range of positions, exclusive; 0: no end.
-    until: int = 0
-    #: Accepted numbers and digests of each stream, in order.
-    accepted: dict[Stream, list[tuple[int, Digest]]] = msgspec.field(default_factory=dict)
-    #: The same without digests.
-    numbers: dict[Stream, dict[int, None]] = msgspec.field(default_factory=dict)
-    gaps: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
-    #: The parts of the gaps that retention explains.
-    excused: dict[Stream, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
-    #: The last accepted position of a totally ordered channel.
-    position: int = 0
-    #: The publication accepted there.
-    placed: tuple[Stream, int] | None = None
-    #: The last position that brokers had ordered when the reader began.
-    ordered: int = 0
-    #: The number of publications that brokers retained for certain when the reader began, and the
-    #: last number of each stream that earlier limits had discarded.
-    retained: int = 0
-    discarded: dict[Stream, int] = msgspec.field(default_factory=dict)
-    #: Recalled positions without an answer.
-    recalling: dict[int, None] = msgspec.field(default_factory=dict)
-    #: Requested receipts that have not come.
-    proving: dict[tuple[Stream, int], None] = msgspec.field(default_factory=dict)
-    #: Whether publishers have to wait for it: it had caught up when its application stopped.
-    waited_for: bool = False
-    #: Set if it begins in the past.
-    past: OwedPast | None = None
-
-    def upto(self, stream: Stream) -> int:
-        """The last number accepted or announced as lost."""
-        accepted = self.accepted.get(stream)
-        last = accepted[-1][0] if accepted else 0
-        if stream.publisher == CELL:
-            last = self.position
-        return max([last, *(upto for _, upto in self.gaps.get(stream, ()))])
-
-    def first(self, stream: Stream) -> int | None:
-        """The first number that this reader knows of."""
-        accepted = self.accepted.get(stream)
-        numbers = [accepted[0][0]] if accepted else []
-        numbers += [first for first, _ in self.gaps.get(stream, ())]
-        return min(numbers) if numbers else None
-
-    def is_excused(self, stream: Stream, number: int) -> bool:
-        """Whether this number was announced as lost and brokers were allowed to discard it."""
-        return any(first <= number <= upto for first, upto in self.excused.get(stream, ()))
-
-    def __str__(self) -> str:
-        return f"{self.node} (on {self.channel} since {self.joined_at} ms)"
-
-
 class CellFacts(kernel.Facts):
     """The facts that checkers of a cell read."""
 
-    events = frozenset((Submit, Join, Leave, Prove, Recall))
-    effects = kernel.Facts.effects | {Deliver, DeliverGap, Acknowledged, Renewed, Proven, Recalled}
+    events = frozenset((Submit, Join, Select, Leave, Prove, Recall))
+    effects = kernel.Facts.effects | {
+        *(Deliver, DeliverGap, Passed, Acknowledged, Renewed, Proven, Recalled),
+        Matches,
+    }
 
     adversary: CellAdversary
-    #: The time; set by the world.
+    # The world sets these, since they read machines and disks.
+    #: The time.
     clock: Callable[[], int]
+    #: What correct brokers that are up, or one of them, hold of a number, or of a position.
+    bodies_held: Callable[[Stream, int, NodeId | None], list[bytes]]
+    #: The last number of a stream, or position of a channel, that correct brokers have.
+    ordered: Callable[[Stream], int]
+    #: Whether a broker holds a number of a stream.
+    holds: Callable[[NodeId, Stream, int], bool]
+    #: The durable records of a node by kind and owner, and by place in that order.
+    on_disk: Callable[[NodeId, type[Record], str], Mapping[int, Record]]
     #: Last time at which a broker crashed, after which it knows nothing of subscribers; -1: never.
     forgot_at = -1
 
@@ -218,15 +145,8 @@ class CellFacts(kernel.Facts):
         self.places: dict[tuple[Stream, int], int] = {}
         #: Evidence that each correct node has reported since it started, by node and accused.
         self.evidence: dict[NodeId, dict[NodeId, Evidence]] = {}
-        # The world sets these three, since they read machines and disks.
-        #: The last number of a stream, or position of a channel, that correct brokers have.
-        self.ordered: Callable[[Stream], int] = lambda stream: 0
-        #: Whether a broker holds a number of a stream.
-        self.holds: Callable[[NodeId, Stream, int], bool] = lambda broker, stream, number: False
-        #: The durable records of a node by kind and owner, and by place in that order.
-        self.on_disk: Callable[[NodeId, type[Record], str], Mapping[int, Record]] = (
-            lambda node, kind, owner: {}
-        )
+        #: Evaluates predicates plainly.
+        self.twin = RowTwin(manifest.hash)
 
     def disk_of(self, node: NodeId) -> int:
         """The number of disks that a node has lost."""
@@ -332,11 +252,16 @@ class CellFacts(kernel.Facts):
                 self._submitted[stream] = submitted + len(bodies)
                 self.longest_submission = max(self.longest_submission, len(bodies))
             case Join(channel=channel) if self.adversary.is_correct(node):
-                reader = Reader(node, channel, now, start=event.start, until=event.until)
+                reader = Reader(
+                    node, channel, now, start=event.start, until=event.until, where=event.where
+                )
                 if event.start is not None:
                     reader.past = self.owed_past(node, channel)
                 self.readers.append(reader)
                 self._current[node, channel] = reader
+            case Select(channel=channel, where=where):
+                if selecting := self.reader(node, channel):
+                    selecting.select(where)
             case Recall(channel=channel, first=first, count=count):
                 if channel_reader := self.reader(node, channel):
                     channel_reader.recalling |= dict.fromkeys(range(first, first + count))
@@ -409,18 +334,28 @@ class CellFacts(kernel.Facts):
 
     def record(self, node: NodeId, effect: Effect) -> None:
         """Record an effect of a correct node, after the checkers have seen it."""
-        self.progress += isinstance(effect, Deliver | DeliverGap | Acknowledged)
+        self.progress += isinstance(effect, Deliver | DeliverGap | Passed | Acknowledged)
         match effect:
             case Deliver(stream=stream, number=number, digest=digest):
                 reader = self.reader(node, stream.channel)
                 if reader is not None:
                     reader.accepted.setdefault(stream, []).append((number, digest))
                     reader.numbers.setdefault(stream, {})[number] = None
+                    reader.parts.pop(stream, None)
+                    self._note_body(reader, effect)
                     self.reached[stream] = max(number, self.reached.get(stream, 0))
                     if effect.position:
                         self.places[stream, number] = effect.position
                         reader.position, reader.placed = effect.position, (stream, number)
                     self._note_end(reader)
+            case Passed(stream=stream, upto=upto):
+                reader = self.reader(node, stream.channel)
+                if reader is not None:
+                    self._note_passed(reader, stream, upto)
+                    self._note_end(reader)
+            case Send(message=Matches(stream=stream, first=first, count=count)):
+                if stream.publisher == CELL:
+                    self._note_places(stream, range(first, first + count), node)
             case DeliverGap(stream=stream, first=first, upto=upto):
                 reader = self.reader(node, stream.channel)
                 if reader is not None:
@@ -446,6 +381,36 @@ class CellFacts(kernel.Facts):
                 super().record(node, effect)
             case _:
                 super().record(node, effect)
+
+    def _note_body(self, reader: Reader, effect: Deliver) -> None:
+        """Note the contents that a reader of a channel with columns was handed."""
+        entry = self.manifest_of(reader.node).channel(effect.stream.channel)
+        if effect.cut:
+            reader.parts[effect.stream] = effect.body
+        elif entry is not None and entry.schema:
+            before = label(effect.stream, effect.number) if effect.position else b""
+            stream, number = effect.place
+            reader.whole.setdefault(stream, {})[number] = before + effect.body
+
+    def _note_passed(self, reader: Reader, stream: Stream, upto: int) -> None:
+        """Nothing more matches up to this number: as if all of it had been accepted."""
+        if stream.publisher == CELL:
+            self._note_places(stream, range(reader.upto(stream) + 1, upto + 1))
+        else:
+            self.reached[stream] = max(upto, self.reached.get(stream, 0))
+        reader.passed[stream] = max(upto, reader.passed.get(stream, 0))
+
+    def _note_places(
+        self, order: Stream, positions: Sequence[int], broker: NodeId | None = None
+    ) -> None:
+        """Learn from correct brokers what is at these positions, which nobody may be handed."""
+        for position in positions:
+            for body in self.bodies_held(order, position, broker):
+                found = unlabel(body)
+                if found is not None:
+                    publisher, incarnation = NodeId(found[0].publisher), found[0].incarnation
+                    stream = Stream(order.channel, publisher, incarnation)
+                    self.places.setdefault((stream, found[0].number), position)
 
     # --------------------------------------------------------- retention
 
@@ -586,11 +551,41 @@ class CellFacts(kernel.Facts):
     def missing(self, reader: Reader, stream: Stream, first: int, upto: int) -> list[int]:
         """Numbers that a reader has not accepted and that retention does not excuse."""
         got = reader.numbers.get(stream, {})
-        lacking = [n for n in range(first, upto + 1) if n not in got]
         order = total_order(stream.channel)
+        lacking = [n for n in range(first, upto + 1) if n not in got]
+        if reader.is_filtered:
+            lacking = [n for n in lacking if not self._is_passed(reader, stream, n)]
         if not lacking or not (reader.excused.get(stream) or reader.excused.get(order)):
             return lacking
         return [n for n in lacking if not self._is_excused(reader, stream, order, n)]
+
+    def _is_passed(self, reader: Reader, stream: Stream, number: int) -> bool:
+        """Whether a reader with predicates was told of a number that nothing matches there."""
+        entry = self.manifest_of(reader.node).channel(stream.channel)
+        if entry is None:
+            return False
+        place = (stream, number)
+        if entry.policy.total:
+            place = (total_order(stream.channel), self.places.get(place, MAX_NUMBER))
+        where = reader.where_at(*place)
+        if not where or place[1] > reader.upto(place[0]):
+            return False
+        return not any(
+            self.twin.result(entry, where, contents).matches
+            for contents in self.contents(stream, number)
+        )
+
+    def contents(self, stream: Stream, number: int) -> list[bytes]:
+        """What was published under a number; several if nobody knows which of them is accepted."""
+        entry = self.manifest_of(stream.publisher).channel(stream.channel)
+        total = entry is not None and entry.policy.total
+        if self.adversary.is_correct(stream.publisher):
+            bodies = [body for body, _ in self.published.get(stream, ())[number - 1 : number]]
+            return [label(stream, number) + body for body in bodies] if total else bodies
+        if not total:
+            return self.bodies_held(stream, number, None)
+        place = self.places.get((stream, number))
+        return [] if place is None else self.bodies_held(total_order(stream.channel), place, None)
 
     def _is_excused(self, reader: Reader, stream: Stream, order: Stream, number: int) -> bool:
         if reader.is_excused(stream, number):
@@ -617,3 +612,6 @@ class CellFacts(kernel.Facts):
     def deliveries(self) -> int:
         accepted = (reader.accepted.values() for reader in self.readers)
         return sum(len(numbers) for streams in accepted for numbers in streams)
+
+    def subscriptions(self) -> tuple[int, int]:
+        return len(self.readers), sum(reader.is_filtered for reader in self.readers)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quorumcast.broadcast.messages import ChainRun, Echo
+from quorumcast.broadcast.messages import ChainRun, Echo, Matches
 from quorumcast.cell.messages import Checkpoint, Regained, Vote
 from quorumcast.cell.serving.journal import Attested, Vouched, VouchedAgainstEcho
 from quorumcast.core.ids import Lane, NodeId, Stream, split_digests
@@ -30,7 +30,9 @@ class Journaled(EffectChecker):
     """Every binding message of a broker is in its journal before it is sent, and stays there."""
 
     name = "Journal"
-    watches = frozenset((Accept, ChainRun, Checkpoint, Echo, Persist, Regained, Vote, Write))
+    watches = frozenset(
+        (Accept, ChainRun, Checkpoint, Echo, Matches, Persist, Regained, Vote, Write)
+    )
 
     def __init__(self) -> None:
         #: Messages already checked; journals are compacted later.
@@ -52,6 +54,10 @@ class Journaled(EffectChecker):
                 for number, digest in enumerate(split_digests(message.digests), message.first):
                     if self._is_new(facts, node, stream, number, digest):
                         self._number(facts, node, stream, number, digest)
+            case Matches(stream=stream, first=first, count=count):
+                for number in range(first, first + count):
+                    if self._is_new(facts, node, stream, number, b"result"):
+                        self._result(facts, node, stream, number)
             case Checkpoint(statement=statement):
                 said = parse_statement(statement.payload)
                 if isinstance(said, SegmentStatement) and self._is_new(
@@ -111,6 +117,14 @@ class Journaled(EffectChecker):
             facts, node, stream
         ):
             facts.violate(self.name, f"{node} vouches for {stream} {number}, not in its journal")
+
+    def _result(self, facts: CellFacts, node: NodeId, stream: Stream, number: int) -> None:
+        """A vote for a result names no digest: the broker has vouched for some publication."""
+        known = dict.fromkeys(n for n, _ in _journaled(facts, node, stream))
+        # What retention has dropped since is not there either.
+        dropped = number < min(known, default=0)
+        if number > _settled_otherwise(facts, stream) and number not in known and not dropped:
+            facts.violate(self.name, f"{node} judges {stream} {number}, not in its journal")
 
     def _segment(self, facts: CellFacts, node: NodeId, said: SegmentStatement) -> None:
         known = dict(_journaled(facts, node, said.stream))

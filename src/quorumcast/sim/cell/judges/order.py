@@ -7,9 +7,10 @@ as a gap of the channel's own stream.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.application import Deliver, DeliverGap, Recalled
+from quorumcast.broadcast.application import Deliver, DeliverGap, Passed, Recalled
 from quorumcast.core.ids import CELL, Channel, Digest, NodeId, Stream, total_order
-from quorumcast.sim.cell.judges.facts import CellFacts, Reader
+from quorumcast.sim.cell.judges.facts import CellFacts
+from quorumcast.sim.cell.judges.readers import Reader
 from quorumcast.sim.kernel.judging import EffectChecker
 
 
@@ -22,7 +23,7 @@ class TotalOrder(EffectChecker):
     """
 
     name = "Total order"
-    watches = frozenset((Deliver, DeliverGap, Recalled))
+    watches = frozenset((Deliver, DeliverGap, Passed, Recalled))
 
     def __init__(self) -> None:
         #: The publication accepted at each position: stream, number, digest.
@@ -33,9 +34,11 @@ class TotalOrder(EffectChecker):
         self._last: dict[int, int] = {}
 
     def on_effect(
-        self, facts: CellFacts, node: NodeId, effect: Deliver | DeliverGap | Recalled
+        self, facts: CellFacts, node: NodeId, effect: Deliver | DeliverGap | Passed | Recalled
     ) -> None:
         match effect:
+            case Passed(stream=stream, upto=upto) if stream.publisher == CELL:
+                self._last[id(facts.reader(node, stream.channel))] = upto
             case DeliverGap(stream=stream, first=first, upto=upto) if stream.publisher == CELL:
                 self._step(facts, node, stream.channel, first, upto)
             case Recalled(found=None, channel=channel, position=position):
@@ -47,6 +50,7 @@ class TotalOrder(EffectChecker):
                 entry = facts.manifest_of(node).channel(stream.channel)
                 if effect.position:
                     self._place(facts, node, effect)
+                    self._skip(facts, node, stream.channel, effect.position)
                     self._step(facts, node, stream.channel, effect.position, effect.position)
                 elif entry is not None and entry.policy.total:
                     facts.violate(self.name, f"{node} accepted {stream} {effect.number} anywhere")
@@ -76,6 +80,13 @@ class TotalOrder(EffectChecker):
             facts.violate(
                 self.name, f"{effect.stream} {effect.number} is at {place} and at {position}"
             )
+
+    def _skip(self, facts: CellFacts, node: NodeId, channel: Channel, position: int) -> None:
+        """What matches predicates follows on what does not, of which `Completeness` knows."""
+        reader = facts.reader(node, channel)
+        last = self._last.get(id(reader))
+        if reader is not None and reader.where and last is not None and last < position:
+            self._last[id(reader)] = position - 1
 
     def _step(
         self, facts: CellFacts, node: NodeId, channel: Channel, first: int, upto: int

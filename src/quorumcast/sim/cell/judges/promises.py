@@ -16,8 +16,10 @@ from quorumcast.faults.cell.entry import Footprint
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.judges.blame import Lies
 from quorumcast.sim.cell.judges.checkers import flaw_of
-from quorumcast.sim.cell.judges.facts import CellFacts, Reader, may_publish, may_subscribe
+from quorumcast.sim.cell.judges.facts import CellFacts, may_publish, may_subscribe
+from quorumcast.sim.cell.judges.filtering import Coverage
 from quorumcast.sim.cell.judges.order import Durability
+from quorumcast.sim.cell.judges.readers import Reader
 from quorumcast.sim.kernel.judging import Promise
 from quorumcast.sim.kernel.node import SimulatedNode
 
@@ -127,7 +129,9 @@ class Extracts:
             wanted = reader.until - (reader.start or 1) - lost
             got = sum(map(len, reader.accepted.values()))
             stayed = reader.left_at is None
-            reached = max([reader.position, *(u for g in reader.gaps.values() for _, u in g)])
+            reached = max([reader.turned, *(u for g in reader.gaps.values() for _, u in g)])
+            if reader.where and got <= wanted:
+                got = wanted  # `Completeness` counts what was passed
             if got > wanted or (stayed and (got, reached) != (wanted, reader.until - 1)):
                 return f"{reader} got {got} of {wanted} publications before {reader.until}"
         return None
@@ -300,6 +304,7 @@ def promised(
     if valid:
         result += [
             SubscriptionsStand(),
+            Coverage(),
             Validity(),
             AllAcknowledged(),
             RetainedPast(),

@@ -12,7 +12,8 @@ from quorumcast.cell.subscribing.interest import DOUBTFUL_TICKS
 from quorumcast.cell.subscribing.subscriber import REFRESH_MS
 from quorumcast.core.ids import Stream, total_order
 from quorumcast.manifest.manifest import Manifest
-from quorumcast.sim.cell.judges.facts import CellFacts, OwedPast, Reader, may_publish, may_subscribe
+from quorumcast.sim.cell.judges.facts import CellFacts, may_publish, may_subscribe
+from quorumcast.sim.cell.judges.readers import OwedPast, Reader
 from quorumcast.sim.kernel.judging import EffectChecker
 
 #: Time for which a reader waits for brokers that may know of more.

@@ -1,0 +1,66 @@
+"""Rows and predicates: channels with columns, and subscribers that want some rows only.
+
+All choices come from a random generator of their own, so that everything else that a seed draws
+stays as it was. On chains there are no predicates.
+"""
+
+from __future__ import annotations
+
+import random
+
+from msgspec.structs import replace
+
+from quorumcast.sim.cell.drawing.draft import Draft
+from quorumcast.sim.cell.rows import COLUMNS
+from quorumcast.sim.kernel.plan import Act
+
+#: Predicates that select few rows, many, all or none, by all kinds of tests.
+PREDICATES = (
+    "price < 1",
+    "price >= 0",
+    "price = 0",
+    "price <> 1.5",
+    "NOT (price > 0)",
+    "price IS NULL",
+    "price BETWEEN -1 AND 1.25",
+    "size > 9007199254740992",
+    "size IN (1, 2, 7)",
+    "size < 2.5 AND name = 'a'",
+    "size IS NOT NULL AND NOT (size = 0)",
+    "name = 'ab'",
+    "name LIKE 'a%'",
+    "name > 'a' OR hot = TRUE",
+    "hot = FALSE AND price < 11",
+    "name IS NULL OR size = -1",
+    "TRUE",
+    "FALSE",
+)
+#: Predicates of a subscriber on a channel, and how often they change amid traffic.
+AT_ONCE, CHANGES = (1, 1, 1, 2, 3), (0, 0, 0, 1, 2, 4)
+
+
+def draw_rows(draft: Draft) -> None:
+    """In most runs, channels have columns, and most subscribers ask for some rows."""
+    rng = random.Random(f"rows {draft.seed}")
+    if draft.policy.chained or rng.randrange(6) == 0:
+        return
+    bare = rng.randrange(8) == 0 and len(draft.channels) > 1
+    draft.channels = tuple(
+        entry if bare and place else replace(entry, schema=COLUMNS)
+        for place, entry in enumerate(draft.channels)
+    )
+    draft.predicates = tuple(
+        tuple(rng.sample(PREDICATES, rng.choice(AT_ONCE))) for _ in range(rng.randrange(2, 6))
+    )
+    columned = [entry.name for entry in draft.channels if entry.schema]
+    first: list[Act] = []
+    for reader in (*draft.subscribers, *draft.extra_subscribers):
+        for channel in [name for name in draft.readable(reader) if name in columned]:
+            if rng.randrange(8) < 6:
+                wanted = rng.randrange(len(draft.predicates)) + 1
+                first.append(Act(0, "select", reader, channel, wanted))
+            for _ in range(rng.choice(CHANGES)):
+                wanted = rng.randrange(len(draft.predicates) + 1)
+                draft.act(rng.randrange(draft.safety_ms), "select", reader, channel, wanted)
+    # Whoever joins at once asks for rows at once.
+    draft.acts[:0] = first
