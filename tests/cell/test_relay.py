@@ -19,12 +19,16 @@ from tests.support.cells import (
 from tests.support.tree_network import ORDERS, CellPlan, TreeNetwork, identity_in
 
 from quorumcast.broadcast.application import Prove
-from quorumcast.broadcast.messages import Ack, Contents
-from quorumcast.broadcast.relayed import Relayed, RelayedGap
+from quorumcast.broadcast.messages import Ack, Contents, Cursor
+from quorumcast.broadcast.relayed import Attach, Follow, Relayed, RelayedGap
 from quorumcast.cell.messages import Regained, Vote
-from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.serving.recovery import Recovery, RecoveryTick
+from quorumcast.cell.serving.relays import PATIENT_TICKS
+from quorumcast.cell.serving.served_streams import Sweep
+from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_ENDED, Limits
-from quorumcast.core.machine import DropReason, Effect, Send
+from quorumcast.core.machine import DropReason, Effect, Send, TimerFired
 from quorumcast.manifest.build import next_epoch
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 
@@ -250,6 +254,30 @@ def test_wiped_broker_gets_from_the_parent_what_a_liar_withholds(policy: str) ->
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
+def test_wiped_broker_reads_anew_what_a_liar_brought_in_part(policy: str) -> None:
+    cells = tree(policy)
+    cells["leaf"].losses.append(
+        lambda sender, _, send: (
+            sender == B2
+            and (
+                isinstance(send.message, Vote)
+                or (isinstance(send.message, Regained) and send.message.first < 4)
+            )
+        )
+    )
+    cells["top"].publish(*bodies(1, 6))
+    cells.run(500)
+    cells.stop("leaf", "b1")
+    cells.start("leaf", "b1", wiped=True)
+    cells.run(20_000)
+    held = cells["leaf"].ledger("b1")
+    assert (held.base, held.next) == (1, 7)
+    cells["leaf"].subscribe("alice", start=0)
+    cells.run(1500)
+    assert cells["leaf"].got("alice") == bodies(1, 6)
+
+
+@pytest.mark.parametrize("policy", ["ab", "total"])
 def test_child_that_was_wiped_as_a_whole_gets_everything_from_the_parent(policy: str) -> None:
     cells = tree(policy)
     cells["top"].publish(*bodies(1, 6))
@@ -417,3 +445,65 @@ def test_relayed_events_for_other_channels_are_ignored() -> None:
     ):
         assert top.handle(event, T0) == []
     assert top.streams() == {}
+
+
+def lone_broker(**limits: int) -> TreeNetwork:
+    """A child of a single broker, whose uplink is not there."""
+    policy = Policy.named("relay", limits=Limits(**limits))
+    cells = TreeNetwork(
+        CellPlan("top", Policy.named("ab"), n=4),
+        CellPlan("leaf", policy, n=1, f=0, parent="top"),
+    )
+    cells.detach("leaf", "b1")
+    return cells
+
+
+def followed(broker: Broker, at: int = 0) -> list[Cursor]:
+    """Where a broker lets its uplink go on."""
+    broker.handle(Attach(ORDERS), Millis(at))
+    for _ in range(PATIENT_TICKS):
+        for effect in broker.handle(TimerFired(RecoveryTick()), Millis(at)):
+            if isinstance(effect, Follow):
+                return list(effect.cursors)
+    raise AssertionError("the uplink still waits")
+
+
+def test_uplink_goes_on_behind_what_is_held_and_what_has_expired() -> None:
+    broker = lone_broker(retained_ms=1000)["leaf"].broker("b1")
+    mine, other = Stream(ORDERS, ALICE, 2), Stream(ORDERS, BOB, 2)
+    broker.handle(Relayed(mine, 1, digests(b"p1"), (b"p1",)), T0)
+    # Of this one nothing was ever held: the parent may have something again.
+    broker.handle(RelayedGap(other, 1, 10), T0)
+    assert followed(broker) == [Cursor(mine, 2)]
+    for at in range(0, 5000, 100):
+        broker.handle(TimerFired(Sweep()), Millis(at))
+    served = broker.served(mine)
+    assert served is not None
+    assert len(served.carrier.ledger) == 0
+    assert followed(broker, 5000) == [Cursor(mine, 2)]
+
+
+def test_uplink_waits_only_so_long_for_the_other_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = lone_broker()["leaf"].broker("b1")
+    monkeypatch.setattr(Recovery, "is_filling", lambda *_: True)
+    broker.handle(Attach(ORDERS), T0)
+    said = [broker.handle(TimerFired(RecoveryTick()), T0) for _ in range(PATIENT_TICKS + 1)]
+    at = [tick for tick, effects in enumerate(said) if Follow(ORDERS) in effects]
+    assert at == [PATIENT_TICKS]
+
+
+def test_lives_of_a_relayed_publisher_are_bounded() -> None:
+    broker = lone_broker(streams_per_publisher=2)["leaf"].broker("b1")
+    for incarnation in (2, 4, 6):
+        stream = Stream(ORDERS, ALICE, incarnation)
+        broker.handle(Relayed(stream, 1, digests(b"p1"), (b"p1",)), T0)
+    assert [stream.incarnation for stream in broker.streams()] == [4, 6]
+    assert broker.handle(Relayed(Stream(ORDERS, ALICE, 2), 2, digests(b"p2"), (b"p2",)), T0) == []
+    fresh = lone_broker(streams_per_publisher=2)["leaf"].broker("b1")
+    said = [
+        fresh.handle(Relayed(Stream(ORDERS, ALICE, life), 1, digests(b"p1"), (b"p1",)), T0)
+        for life in (6, 4, 2)
+    ]
+    assert said[2] == []
+    assert [stream.incarnation for stream in fresh.streams()] == [6, 4]
+    assert [stream.incarnation for stream in broker.streams()] == [4, 6]

@@ -197,6 +197,16 @@ def test_new_order_is_read_from_where_the_child_retains_it() -> None:
     assert made.joined(ORDERS)
 
 
+def test_positions_that_come_while_the_end_is_asked_for_are_left_out() -> None:
+    made = uplink("total")
+    made._subscriber = Told()  # type: ignore[assignment]
+    made.handle(Follow(ORDERS), T0)
+    placed = Deliver(THERE, 7, digest(b"x"), b"x", (B1, B2), position=3)
+    told = made._subscriber = Told(placed, DeliverGap(total_order(ORDERS), 1, 2))  # type: ignore[assignment]
+    assert made.handle(Connected(B2), T0) == [Attach(ORDERS)]
+    assert told.says == []
+
+
 def test_epoch_of_the_child_brings_and_takes_channels() -> None:
     made = linked()
     parent, child = manifests()

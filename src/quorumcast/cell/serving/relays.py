@@ -73,19 +73,22 @@ class Relays:
         if served is None or not isinstance(served.carrier, RelayCarrier):
             return None, []
         carrier, effects = served.carrier, list[Effect]()
-        end = carrier.ledger.next
+        is_new, end = not served.genuine, carrier.ledger.next
         if isinstance(event, RelayedGap):
             carrier.resume(event.upto + 1)
         elif self._contradicts(event):
             return None, [Drop(DropReason.CONFLICT, event.stream.publisher)]
         else:
             effects += carrier.take(event)
-        # It counts as genuine from now on, which may make it one too many.
-        still = self._open(event.stream)
+        if is_new:
+            # It counts as genuine from now on, which may make it, or an earlier one, one too many.
+            self._served.open(event.stream, served.entry, self._view.me)
+            if self._served.get(event.stream) is None:
+                return None, []
         if carrier.final_from > end:
             # Numbers were left out, which other brokers of this cell may hold.
             effects += self._recovery.left_out(event.stream)
-        return still, effects
+        return served, effects
 
     def tick(self) -> list[Effect]:
         """Let uplinks go on for which other brokers can do no more."""
@@ -123,14 +126,15 @@ class Relays:
         )
 
     def _cursors(self, channel: Channel) -> tuple[Cursor, ...]:
-        """Where this broker goes on with the streams of which it holds something."""
+        """Where this broker goes on with the streams of which it has held something."""
         cursors: list[Cursor] = []
         for served in self._served.all():
             carrier = served.carrier
             if served.stream.channel != channel or not isinstance(carrier, RelayCarrier):
                 continue
+            ledger = carrier.ledger
             if self._recovery.has_failed(served.stream):
-                carrier.ledger.begin_anew()
-            elif len(carrier.ledger):
-                cursors.append(Cursor(served.stream, carrier.ledger.next))
+                ledger.begin_anew()
+            elif len(ledger) or ledger.exhausted:
+                cursors.append(Cursor(served.stream, ledger.next))
         return tuple(cursors)
