@@ -1,15 +1,18 @@
 """What a node asks brokers for on behalf of its subscriptions to one channel."""
 
 import asyncio
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.client.test_times import in_a_loop
-from tests.client.test_where import prices, publish, rows, taken, trades
+from tests.client.test_where import numbers, prices, publish, rows, taken, trades
 from tests.runtime.world import until
 
 from quorumcast.broadcast.application import Deliver, Join, Leave, Select
-from quorumcast.client import Node, readers
+from quorumcast.client import Batch, Node, readers
+from quorumcast.client.subscription import Subscription
 from quorumcast.testing import MemoryCell
 
 Asked = list[Join | Select | Leave]
@@ -139,3 +142,86 @@ async def test_subscription_gets_no_part_of_what_was_not_asked_for() -> None:
             await taken(first, 2)
             found = await taken(second[0], 1)
             assert [prices(one) for one in found] == [[0, 1]]
+
+
+TESTS: dict[str | None, Callable[[int], bool]] = {
+    None: lambda price: True,
+    "price = 3": lambda price: price == 3,
+    "price < 5": lambda price: price < 5,
+    "price BETWEEN 4 AND 8": lambda price: 4 <= price <= 8,
+    "NOT price = 7": lambda price: price != 7,
+    "price > 100": lambda price: False,
+}
+
+
+class Reading:
+    """A subscription, and the predicate that it has had since a publication."""
+
+    def __init__(self, inbox: Subscription, first: int, where: str | None) -> None:
+        self.inbox = inbox
+        self.first = first
+        self.where = where
+        self.got: list[Batch] = []
+
+    async def read(self, last: int) -> None:
+        """Take everything up to a number."""
+        while not self.got or self.got[-1].number < last:
+            self.got += await taken(self.inbox, 1)
+
+
+@pytest.mark.parametrize("seed", range(7))
+@in_a_loop
+async def test_subscriptions_that_change_at_random_get_exactly_their_rows(seed: int) -> None:
+    """Beside a liar, and with short queues: each publication by one predicate, none left out."""
+    draw = random.Random(seed)
+    policy = ("ab", "ab+history", "brb", "direct", "direct-crash", "total", "total-crash")[seed]
+    async with MemoryCell(channels={"trades": trades(policy)}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        if not policy.endswith("crash"):
+            cell.make_lie("broker-2", "alter")
+        sent: list[list[int]] = []
+        found: list[Reading] = []
+
+        async def add() -> None:
+            queue = draw.choice([2, 4096])
+            inbox = bob.subscribe("trades", where=draw.choice([*TESTS]), queue=queue)
+            await inbox.wait_joined()
+            found.append(Reading(inbox, len(sent), inbox.where))
+
+        async with alice.publisher("trades", batching=False) as outbox:
+            for _ in range(40):
+                action = draw.random()
+                if action < 0.7:
+                    sent.append([draw.randrange(10) for _ in range(draw.choice([1, 4, 30]))])
+                    outbox.post_batch(rows(*sent[-1]))
+                elif action < 0.8 or not found:
+                    await add()
+                elif action < 0.85:
+                    found.pop(0).inbox.close()
+                else:
+                    changed = draw.choice(found)
+                    changed.first = len(sent)
+                    changed.where = draw.choice([*TESTS])
+                    await changed.inbox.change(changed.where)
+                await asyncio.sleep(0)
+            await outbox.flush()
+            await asyncio.gather(*(one.inbox.change(None) for one in found))
+            sent.append([1])
+            await outbox.publish(rows(1))
+        # At the same time: while one queue is full, the node reads nothing for the others either.
+        await asyncio.gather(*(one.read(len(sent)) for one in found))
+        for one in found:
+            for batch in one.got:
+                matches = TESTS[batch.where]
+                published = sent[batch.number - 1]
+                places = [i for i, price in enumerate(published) if matches(price)]
+                assert (numbers(batch) or list(range(batch.total))) == places
+                assert prices(batch) == [published[i] for i in places]
+            came = [batch.number for batch in one.got]
+            assert came == sorted(set(came))
+            matching = {
+                number
+                for number, published in enumerate(sent, 1)
+                if number > one.first and any(map(TESTS[one.where], published))
+            }
+            assert matching <= set(came)

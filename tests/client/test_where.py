@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from tests.client.test_times import in_a_loop
@@ -17,7 +18,7 @@ from quorumcast.core.ids import Channel
 from quorumcast.core.labels import unlabel
 from quorumcast.core.limits import Limits
 from quorumcast.core.publication import decode_batch
-from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.testing import MemoryCell, SyncMemoryCell
 
@@ -392,3 +393,40 @@ async def test_broker_that_omits_rows_is_outvoted() -> None:
             assert [prices(one) for one in found] == [
                 list(range(5 + number, 10)) for number in range(4)
             ]
+
+
+@in_a_loop
+async def test_channel_made_anew_without_the_column_ends_its_own_subscriptions_only() -> None:
+    channels = {name: trades(channel=name) for name in ("plant/1", "plant/2")}
+    async with MemoryCell(channels=channels) as cell:
+        bob = await cell.connect("bob")
+        one = bob.subscribe("plant/1", where="price < 10")
+        every = bob.subscribe("plant/*", where="price < 20")
+        other = bob.subscribe("plant/2", where="price < 30")
+        for inbox in (one, every, other):
+            await inbox.wait_joined()
+        anew = ChannelEntry(Channel("plant/1"), trades().policy, schema=(("celsius", "float64"),))
+        manifest = msgspec.structs.replace(
+            cell.manifest, epoch=cell.manifest.epoch + 1, channels=(anew, trades(channel="plant/2"))
+        )
+        adopt(bob, manifest)
+        with pytest.raises(UsageError, match="names the column 'price', which is not there"):
+            await anext(one)
+        assert every.channels == ("plant/2",)
+        await other.change("price < 50")  # the node goes on
+        again = bob.subscribe("plant/1", where="celsius < 3")
+        with pytest.raises(UsageError, match="names the column"):
+            await again.wait_joined(PATIENCE_S)
+        again.close()
+        one.close()
+        bob.subscribe("plant/1", where="celsius < 3").close()
+
+
+def adopt(node: Node, manifest: Manifest) -> None:
+    """As `read_manifest` does."""
+    keyring = manifest.keyring(node.identity)
+    incoming = node._incoming
+    assert incoming is not None
+    node.manifest = manifest
+    incoming.driver.adopt(manifest, keyring)
+    incoming.adopt(manifest)

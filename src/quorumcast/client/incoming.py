@@ -192,7 +192,10 @@ class Incoming:
             if readers is None:
                 continue
             if readers.select():
-                self.driver.feed(Select(channel, readers.where))
+                try:
+                    self.driver.feed(Select(channel, readers.where))
+                except UsageError as error:  # a channel that was made anew has other columns
+                    self.fail(error, channel)
             self._check_joined(channel)
         for change in changes:
             if is_pattern(change.subscription.channel) and change.subscription in self._all:

@@ -390,12 +390,16 @@ class Interest:
         self._retire_old(stream, limits.streams_per_publisher)
 
     def rebind(self) -> bool:
-        """Bind the predicates to the columns of a new epoch; False if they are the same."""
+        """Bind the predicates to the columns of a new epoch; False if they are the same.
+
+        Raises `UsageError`, and changes nothing, if the channel was made anew without the columns.
+        """
         entry = self._view.channel(self.channel)
         if self.filter is None or entry is None or entry.schema == self.entry.schema:
             return False
+        filter_ = filter_of(entry, self.filter.texts)
         self.entry = entry
-        self.select(filter_of(entry, self.filter.texts))
+        self.select(filter_)
         return True
 
     def _acceptor(self, stream: Stream, first: int) -> Acceptor:

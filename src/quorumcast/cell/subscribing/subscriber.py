@@ -21,6 +21,7 @@ from quorumcast.broadcast.application import (
     Leave,
     Prove,
     Recall,
+    Refused,
     Select,
     Waive,
 )
@@ -45,6 +46,7 @@ from quorumcast.cell.subscribing.fetching import Fetcher, PullDue
 from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.cell.subscribing.recalling import RecallDue, Recaller, positioned
 from quorumcast.cell.subscribing.silence import LOOK_MS
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import (
     DIGEST_SIZE,
     Channel,
@@ -132,8 +134,11 @@ class Subscriber:
             effects += interest.take_lost()
             if interest.source.broker is None:
                 self._fetcher.choose_source(interest)
-            if interest.rebind():
-                effects += self._ask_all(interest)
+            try:
+                if interest.rebind():
+                    effects += self._ask_all(interest)
+            except UsageError as error:
+                effects.append(Refused(interest.channel, str(error)))
             for acceptor in list(interest.acceptors.values()):
                 effects += self._advance(interest, acceptor)
         return effects
