@@ -63,7 +63,7 @@ class Filter(msgspec.Struct, frozen=True, eq=False):
         return rows_in(found)
 
 
-def make_filter(texts: Sequence[str], schema: pa.Schema, who: str) -> Filter:
+def make_filter(texts: Sequence[str], schema: pa.Schema | Columns, who: str) -> Filter:
     """The filter of these predicates; raise `UsageError`, which names each as `who`."""
     if not texts:
         raise UsageError(f"{who} is missing: name at least one, or TRUE for all rows")
@@ -78,7 +78,7 @@ def make_filter(texts: Sequence[str], schema: pa.Schema, who: str) -> Filter:
             f"{who} is one of {len(texts):,} with {size:,} characters together, and a node has at "
             f"most {MAX_FILTER_TEXT:,} on a channel: ask for more rows, and filter what comes"
         )
-    columns = Columns(schema)
+    columns = schema if isinstance(schema, Columns) else Columns(schema)
     parsed = (parse_predicate(text, columns, who) for text in dict.fromkeys(texts))
     by_id = {predicate.id: predicate for predicate in parsed}
     predicates = tuple(by_id[name] for name in sorted(by_id))

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from quorumcast.cli.common import console, facts_table, print_json, table
-from quorumcast.cli.lab import freeman
+from quorumcast.cli.lab import freeman, matching
 from quorumcast.cli.lab.freeman import SweepOptions
 from quorumcast.cli.options import JsonOption, ObserveOption
 from quorumcast.cli.progress import ProgressDisplay
@@ -33,9 +33,10 @@ FIT = "fit"
 SOAK = "soak"
 FLOODS = "floods"
 RETENTION = "retention"
+MATCHING = "matching"
 #: Figures for programs, tables for people, and whether all promises were kept.
 SuiteResult: TypeAlias = "tuple[object, list[Table], bool]"
-SUITES = (FREEMAN, FAULTS, FIT, SOAK, FLOODS, RETENTION)
+SUITES = (FREEMAN, FAULTS, FIT, SOAK, FLOODS, RETENTION, MATCHING)
 
 
 class PlanOptions(msgspec.Struct, kw_only=True):
@@ -154,7 +155,8 @@ def bench(
             "'fit': FIT-Broker's five tests of its four kinds, against its figures. "
             "'soak': total order while brokers are killed, paused, cut off and wiped. "
             "'floods': what a client that floods brokers leaves to the others. "
-            "'retention': what it costs to keep ten million events, or --events."
+            "'retention': what it costs to keep ten million events, or --events. "
+            "'matching': up to 100,000 predicates on events, without a cell."
         ),
     ] = "",
     runs: Annotated[int, typer.Option(help="With --suite: runs per line; the median counts.")] = 1,
@@ -187,11 +189,11 @@ def bench(
     plan = measured.plan()
     counted = msgspec.structs.replace(plan, events=events)
     sweep.check(suite)
-    if plan.observe and (workload is not None or suite in (FIT, SOAK, FLOODS, RETENTION)):
+    if plan.observe and (workload is not None or suite in (FIT, SOAK, FLOODS, RETENTION, MATCHING)):
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
         )
-    if plan.weather and suite in (SOAK, FLOODS, RETENTION):
+    if plan.weather and suite in (SOAK, FLOODS, RETENTION, MATCHING):
         raise UsageError("--latency, --jitter, --loss and --link are not for this; leave them out")
     if workload is not None:
         if suite:
@@ -199,6 +201,8 @@ def bench(
         _replay(plan, workload, processes, events, json_)
     elif suite == RETENTION:
         _retention(events, json_)
+    elif suite == MATCHING:
+        _matching(json_)
     elif suite:
         _suite(suite, counted if suite == FREEMAN else plan, runs, sweep, json_)
     else:
@@ -395,6 +399,12 @@ def _retention(events: int, json_: bool) -> None:
     judged = {"exceeded": report.exceeded, "sound": report.sound}
     figures = {**msgspec.to_builtins(report), **judged}
     _show(figures, [facts_table(title, facts)], sound=report.sound, json_=json_)
+
+
+def _matching(json_: bool) -> None:
+    with ProgressDisplay() as progress:
+        figures, tables, sound = matching.run(progress)
+    _show(figures, tables, sound=sound, json_=json_)
 
 
 def _soak_table(report: soak.SoakReport) -> Table:
