@@ -8,6 +8,7 @@ import random
 
 import msgspec
 import pytest
+from tests.support.rows import COLUMNS
 
 from quorumcast.broadcast.application import Deliver
 from quorumcast.broadcast.messages import (
@@ -16,6 +17,7 @@ from quorumcast.broadcast.messages import (
     Contents,
     Cursor,
     Echo,
+    Matches,
     Open,
     Publish,
     Ready,
@@ -82,7 +84,8 @@ READERS = (NodeId("sub-1"), NodeId("sub-2"))
 
 @pytest.fixture(scope="module")
 def cell() -> Cell:
-    return make_simulated_cell(4, 1, [channel_entry("orders", Policy.named("ab"))])
+    entry = msgspec.structs.replace(channel_entry("orders", Policy.named("ab")), schema=COLUMNS)
+    return make_simulated_cell(4, 1, [entry])
 
 
 def context(cell: Cell, role: Role, **options: object) -> FaultContext:
@@ -128,6 +131,9 @@ def words(cell: Cell) -> list[Send]:
         Send(OTHERS, Echo(STREAM, 1, digest)),
         Send(OTHERS, Ready(STREAM, 1, digest)),
         Send(READERS, Vote(STREAM, 1, digest), (body,)),
+        Send(READERS[:1], Matches(STREAM, 1, 3, b"w" * 16, (1,), digest), (body,)),
+        Send(READERS[1:], Matches(STREAM, 1, 3, b"v" * 16, (0,), digest)),
+        Send(READERS[1:], Matches(STREAM, 4, 2, b"w" * 16)),
         Send(READERS[:1], Contents(STREAM, 1, digest), (body,)),
         Send(READERS, Checkpoint(signed)),
         Send((STREAM.publisher,), Ack(STREAM, 1, 10)),

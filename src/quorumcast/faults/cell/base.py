@@ -118,6 +118,13 @@ def with_other_digests(message: Run, salt: bytes = b"") -> Run:
     return replace(message, digests=first + message.digests[DIGEST_SIZE:])
 
 
+def with_other_results(message: Matches) -> Matches:
+    """The same vote with other contents claimed where something matches first, or at first."""
+    first = other_digest(message.values[:DIGEST_SIZE])
+    values = first + message.values[DIGEST_SIZE:]
+    return replace(message, places=message.places or (0,), values=values)
+
+
 def on_stream(message: Message, stream: Stream) -> Message:
     """The same message about another stream; unchanged if it is not about a stream."""
     return replace(message, stream=stream) if isinstance(message, STREAMED) else message
@@ -138,6 +145,14 @@ def revouched(message: ChainRun | Vote, context: FaultContext) -> ChainRun | Vot
         for voucher in message.vouchers
     )
     return replace(message, vouchers=vouchers)
+
+
+def result_digest(body: bytes, context: FaultContext) -> Digest:
+    """The value of a vote for these contents: a cut, or a whole publication."""
+    # Not at the top: brokers without predicates start without Arrow.
+    from quorumcast.matching.cut import digest_of_cut, looks_cut
+
+    return Digest(digest_of_cut(body)) if looks_cut(body) else context.manifest.hash(body)
 
 
 def digests_of(bodies: Sequence[bytes], context: FaultContext) -> bytes:

@@ -11,7 +11,15 @@ from functools import partial
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.statements import Basis
-from quorumcast.faults.cell import clients, commission, offering, omission, ordering, statements
+from quorumcast.faults.cell import (
+    clients,
+    commission,
+    matching,
+    offering,
+    omission,
+    ordering,
+    statements,
+)
 from quorumcast.faults.cell.entry import CatalogueEntry, FaultContext, Footprint, Role
 from quorumcast.faults.contract import Fault
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
@@ -34,12 +42,17 @@ SETTLING = _policies(lambda policy: policy.basis is Basis.SETTLED and not policy
 FIFO = _policies(lambda policy: not (policy.total or policy.trusts_publishers))
 #: Policies with one order for everything.
 TOTAL = _policies(lambda policy: policy.total)
+#: Policies that let subscribers choose rows.
+PREDICATED = _policies(lambda policy: not policy.chained)
 HISTORY = _policies(lambda policy: policy.has_history)
 
 
 _entry = partial(CatalogueEntry, valid_under=LIVE)
 #: A fault that means something only under total order.
 _ordering = partial(CatalogueEntry, provable_under=("total",), valid_under=TOTAL, only_under=TOTAL)
+
+#: A fault that means something only where subscribers have predicates, which chains refuse.
+_matching = partial(_entry, only_under=PREDICATED, of_rows=True)
 
 _BROKER = Role.BROKER
 _PUBLISHER = Role.PUBLISHER
@@ -91,6 +104,18 @@ _ENTRIES = (
            "acknowledges everything and forwards nothing"),
     _entry("false-positions", _BROKER, commission.FalsePositions, Footprint.NOTHING,
            "absurd numbers in positions and acknowledgements"),
+    _matching("omit-rows", _BROKER, matching.OmitRows, Footprint.SUSPICION,
+              "leaves out rows that match"),
+    _matching("omit-matches", _BROKER, matching.OmitMatches, Footprint.SUSPICION,
+              "says that nothing matches"),
+    _matching("pad-rows", _BROKER, matching.PadRows, Footprint.SUSPICION,
+              "adds rows that do not match, and contents where nothing matches"),
+    _matching("false-coverage", _BROKER, matching.FalseCoverage, Footprint.NOTHING,
+              "says that nothing matches in numbers that it does not hold"),
+    _matching("other-predicate", _BROKER, matching.OtherPredicate, Footprint.SUSPICION,
+              "votes for the results of another predicate, or of the opposite one"),
+    _matching("stale-predicate", _BROKER, matching.StalePredicate, Footprint.NOTHING,
+              "keeps voting for the first predicate that a subscriber had"),
     _ordering("silent-leader", _BROKER, ordering.SilentLeader, Footprint.NOTHING,
               "orders with the others, and never proposes when it leads", benign=True),
     _ordering("slow-leader", _BROKER, ordering.SlowLeader, Footprint.NOTHING,
@@ -154,6 +179,10 @@ _ENTRIES = (
            "subscribes and publishes where it may not", valid_under=ALL),
     _entry("impersonate", _SUBSCRIBER, clients.Impersonate, Footprint.NOTHING,
            "speaks for other nodes through its own session", valid_under=ALL),
+    _matching("predicate-flood", _SUBSCRIBER, matching.PredicateFlood, Footprint.NOTHING,
+              "asks for other rows with every message", valid_under=ALL),
+    _matching("costly-predicate", _SUBSCRIBER, matching.CostlyPredicate, Footprint.NOTHING,
+              "asks for rows with a predicate of 1,000 patterns", valid_under=ALL),
 )  # fmt: skip
 
 #: Every fault by its name, in the order in which `quorumcast faults list` shows them.

@@ -17,6 +17,7 @@ from quorumcast.broadcast.messages import (
     ChainRun,
     Contents,
     Echo,
+    Matches,
     Publish,
     Pull,
     Ready,
@@ -34,8 +35,10 @@ from quorumcast.faults.cell.base import (
     on_stream,
     other_body,
     other_digest,
+    result_digest,
     revouched,
     with_other_digests,
+    with_other_results,
 )
 from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.faults.cell.statements import lying_checkpoint
@@ -53,7 +56,7 @@ def altered(message: Message, field: str, context: FaultContext) -> Message:
         if field == "number":
             return replace(message, first=message.first + 1)
         return replace(message, run=other_digest(message.run))
-    if not isinstance(message, RUNS):
+    if not isinstance(message, (*RUNS, Matches)):
         return message
     stream = message.stream
     match field:
@@ -69,6 +72,8 @@ def altered(message: Message, field: str, context: FaultContext) -> Message:
         case "vouchers" if isinstance(message, ChainRun | Vote) and message.vouchers:
             return replace(message, vouchers=())
         case _:
+            if isinstance(message, Matches):
+                return with_other_results(message)
             return with_other_digests(message)
 
 
@@ -96,12 +101,16 @@ class Alter(Tampering):
         return [*truth, *self._lie(replace(send, to=to))] if to else truth
 
     def _lie(self, send: Send) -> Sequence[Effect | Later]:
-        lie = altered(send.message, self.context.rng.choice(self._fields), self.context)
+        said = send.message
+        lie = altered(said, self.context.rng.choice(self._fields), self.context)
         bodies = send.bodies
-        told = send.message.digests if isinstance(send.message, RUNS) else b""
-        if bodies and isinstance(lie, RUNS) and lie.digests != told:
+        if bodies and isinstance(lie, RUNS) and lie.digests != getattr(said, "digests", b""):
             bodies = (other_body(bodies[0]), *bodies[1:])
             lie = replace(lie, digests=digests_of(bodies, self.context))
+        if bodies and isinstance(lie, Matches) and lie.values != getattr(said, "values", b""):
+            bodies = (other_body(bodies[0]), *bodies[1:])
+            values = [result_digest(body, self.context) for body in bodies]
+            lie = replace(lie, values=b"".join(values))
         if isinstance(lie, ChainRun):
             lie = revouched(lie, self.context)
         return [replace(send, message=lie, bodies=bodies)]
@@ -127,6 +136,8 @@ class Equivocate(Tampering):
                 lie = replace(message, run=other_digest(message.run))
             case Vote() | Contents() | ChainRun():
                 lie = with_other_digests(message)
+            case Matches():
+                lie = with_other_results(message)
             case Checkpoint():
                 # Both versions to every reader: two statements that conflict convict it.
                 return [send, replace(send, message=lying_checkpoint(message, self.context))]
@@ -166,7 +177,7 @@ class LieAcks(Tampering):
         match send.message:
             case Ack(credit=credit) as ack:
                 return [replace(send, message=replace(ack, upto=credit, settled=credit))]
-            case Vote() | ChainRun() | Echo() | Ready():
+            case Vote() | Matches() | ChainRun() | Echo() | Ready():
                 return []
             case _:
                 return [send]
@@ -220,7 +231,8 @@ class Counterfeit(Tampering):
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         message = send.message
-        if not isinstance(message, Vote | ChainRun | Echo | Ready) or not self.context.hits():
+        kinds = Vote | Matches | ChainRun | Echo | Ready
+        if not isinstance(message, kinds) or not self.context.hits():
             return [send]
         body = b"counterfeit %d" % message.first
         digest = self.context.manifest.hash(body)
@@ -239,6 +251,8 @@ class Counterfeit(Tampering):
                 )
                 fakes.append(Send(send.to, fake, (body,)))
                 fakes.append(Send(send.to, Contents(stream, ahead, digest), (body,)))
+            case Matches(where=where):
+                fakes.append(Send(send.to, Matches(stream, ahead, 1, where, (0,), digest), (body,)))
             case Echo() | Ready():
                 run = root(ahead, digest)
                 fakes += [Send(send.to, kind(stream, ahead, run)) for kind in (Echo, Ready)]
@@ -278,6 +292,7 @@ class Flood(Tampering):
         return rng.choice(
             (
                 Vote(stream, first, digest * rng.randrange(1, 8)),
+                Matches(stream, first, rng.randrange(1, 8), digest[:16], (0, 7), digest * 2),
                 Echo(stream, first, digest),
                 Ready(stream, first, digest),
                 Contents(stream, first, digest),

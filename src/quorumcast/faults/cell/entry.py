@@ -100,6 +100,8 @@ class CatalogueEntry(msgspec.Struct, frozen=True):
     benign: bool = False
     #: Policies under which it means anything; empty: all of them.
     only_under: tuple[str, ...] = ()
+    #: Whether it means anything only where subscribers have predicates.
+    of_rows: bool = False
 
     def make(self, context: FaultContext) -> Fault:
         """The fault, ready to be given to a driver."""

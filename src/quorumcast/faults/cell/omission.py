@@ -9,7 +9,16 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Publish, Pull, Ready
+from quorumcast.broadcast.messages import (
+    Ack,
+    ChainRun,
+    Contents,
+    Echo,
+    Matches,
+    Publish,
+    Pull,
+    Ready,
+)
 from quorumcast.cell.messages import Checkpoint, Positions, Vote
 from quorumcast.core.ids import Lane, Millis
 from quorumcast.core.machine import Effect, Send
@@ -21,7 +30,10 @@ BRACHA = (Echo, Ready, Pull, Contents)
 #: Messages that a broker may withhold, by the name that `victims` uses.
 KINDS = {
     kind.__name__: kind
-    for kind in (Vote, Echo, Ready, ChainRun, Ack, Positions, Contents, Checkpoint, Publish)
+    for kind in (
+        *(Vote, Echo, Ready, ChainRun, Ack, Positions, Contents, Checkpoint, Publish),
+        Matches,
+    )
 }
 
 
@@ -61,7 +73,7 @@ class Dropping(Tampering):
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
         kept: list[Effect | Later] = []
         match send.message:
-            case ChainRun():
+            case ChainRun() | Matches():
                 pass
             case Vote(stream=stream) if stream.lane is Lane.DATA:
                 pass
@@ -113,7 +125,7 @@ class WithholdBodies(Tampering):
         match send.message:
             case Contents():
                 return []
-            case Vote():
+            case Vote() | Matches():
                 return [replace(send, bodies=())]
             case _:
                 return [send]

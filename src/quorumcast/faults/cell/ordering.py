@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from quorumcast.broadcast.messages import Ack, Contents
+from quorumcast.broadcast.messages import Ack, Contents, Matches
 from quorumcast.cell.messages import Checkpoint, Position, Positions, Vote
 from quorumcast.core.ids import DIGEST_SIZE, GENESIS, Digest, Millis, NodeId
 from quorumcast.core.machine import Effect, Send
@@ -26,6 +26,7 @@ from quorumcast.faults.cell.base import (
     other_body,
     other_digest,
     with_other_digests,
+    with_other_results,
 )
 from quorumcast.faults.cell.entry import FaultContext
 from quorumcast.faults.cell.omission import Slow
@@ -349,9 +350,11 @@ class LieToSubscribers(Tampering):
         if not self.context.hits():
             return [send]
         match message:
-            case Vote() | Contents():
+            case Vote() | Contents() | Matches():
                 shifted = self.context.rng.randrange(4) == 0
                 lie = replace(message, first=message.first + 1) if shifted else message
+                if isinstance(lie, Matches):
+                    return [Send(send.to, with_other_results(lie), send.bodies)]
                 return [Send(send.to, with_other_digests(lie), send.bodies)]
             case Positions():
                 positions = tuple(

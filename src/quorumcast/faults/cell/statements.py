@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Ready
+from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Matches, Ready
 from quorumcast.cell.messages import Checkpoint, Vote
 from quorumcast.core.ids import Millis, NodeId, split_digests
 from quorumcast.core.machine import Effect, Send
@@ -79,6 +79,8 @@ class TwoFaced(Misleading):
                 return revouched(changed, self.context)
             case Contents():
                 return replace(message, digests=self._digests(message.digests))
+            case Matches():
+                return replace(message, values=self._digests(message.values))
             case _:
                 return message
 

@@ -28,7 +28,7 @@ REQUESTS = (
     Survey,
 )  # fmt: skip
 #: Messages on which correct brokers may differ if the publisher equivocates, until it is settled.
-ABOUT_STREAMS = ("Vote", "Contents", "Echo", "Ready", "ChainRun", "Ack", "Checkpoint")
+ABOUT_STREAMS = ("Vote", "Matches", "Contents", "Echo", "Ready", "ChainRun", "Ack", "Checkpoint")
 #: Fewer deeds than this of one kind towards one node are slight: packet loss does as much. Kinds
 #: are not added up, since one missing vote, answer and proposal are each too few to notice.
 SLIGHT = 3

@@ -35,8 +35,9 @@ WORLD = {
 }
 #: Every name that `--adversary` takes.
 ADVERSARIES = (*WORLD, *CATALOGUE, *AIMED)
-#: Drawn only by name: what a seed draws without a name stays as it was.
-BY_NAME = ("lag", "never-reads")
+#: Drawn only by name: what a seed draws without a name stays as it was, and faults about predicates
+#: have no effect on channels without columns.
+BY_NAME = ("lag", "never-reads", *(name for name, entry in CATALOGUE.items() if entry.of_rows))
 #: Adversaries of total order alone.
 TOTAL_WORLD = ("blackout", "pause", "wiped", "leaders")
 #: Adversaries that need a long safety phase, because leaders or members change.
