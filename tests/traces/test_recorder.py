@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from quorumcast.broadcast.application import Deliver
-from quorumcast.broadcast.messages import Ack, ChainRun, Publish
+from quorumcast.broadcast.messages import Ack, ChainRun, Matches, Publish
 from quorumcast.cell.messages import Unsubscribe, Vote
 from quorumcast.cell.tracing import CELL_NOTES
 from quorumcast.core.errors import UsageError
@@ -85,6 +85,13 @@ def test_chain_tells_the_place_of_whoever_passes_it_on(tmp_path: Path) -> None:
     vote = Vote(STREAM, 1, bytes(32), order)
     (row, *_) = noted(tmp_path / place("b", tmp_path), B3, Send((BOB,), vote))
     assert (row["kind"], row["place"]) == ("forwarded", 3)
+
+
+def test_results_are_noted_where_something_matches(tmp_path: Path) -> None:
+    said = Matches(STREAM, 5, 9, b"id", (1, 2, 7), bytes(96))
+    found = noted(tmp_path, B1, Send((BOB,), said, (b"a", b"b", b"c")))
+    forwarded = [(row["number"], row["peer"]) for row in found if row["kind"] == "forwarded"]
+    assert forwarded == [(6, "bob"), (7, "bob"), (12, "bob")]
 
 
 def place(name: str, parent: Path) -> str:

@@ -91,7 +91,9 @@ def plans(plan: BenchPlan) -> dict[str, BenchPlan]:
         chosen = [plan.fault]
     else:
         chosen = [
-            entry.name for entry in CATALOGUE.values() if like_of(plan.policy) in entry.valid_under
+            entry.name
+            for entry in CATALOGUE.values()
+            if like_of(plan.policy) in entry.valid_under and not entry.of_rows
         ]
         chosen[:0] = CRASHES
     found: dict[str, BenchPlan] = {}

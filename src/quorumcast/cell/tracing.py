@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from quorumcast.broadcast.application import Deliver
-from quorumcast.broadcast.messages import ChainRun, Publish
+from quorumcast.broadcast.messages import ChainRun, Matches, Publish
 from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import DIGEST_SIZE, NodeId, holder
 from quorumcast.ordering.messages import Offer
@@ -55,6 +55,25 @@ def _note_run(recorder: Recorder, me: NodeId, send: Any) -> None:
         recorder.note(kind, message.stream, message.first, count, peer, place=place)
 
 
+def _note_results(recorder: Recorder, me: NodeId, send: Any) -> None:
+    """Note that publications, or rows of them, are vouched for; not that nothing matches."""
+    message: Matches = send.message
+    for first, count in _stretches(message.places):
+        for peer in send.to:
+            recorder.note("forwarded", message.stream, message.first + first, count, peer)
+
+
+def _stretches(places: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Places that ascend as (first, count)."""
+    found: list[tuple[int, int]] = []
+    for place in places:
+        if found and sum(found[-1]) == place:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((place, 1))
+    return found
+
+
 def _note_acceptance(recorder: Recorder, me: NodeId, deliver: Deliver) -> None:
     recorder.note(
         "accepted",
@@ -70,5 +89,6 @@ def _note_acceptance(recorder: Recorder, me: NodeId, deliver: Deliver) -> None:
 #: The number of hops is not noted: it follows from a channel's policy, which no message names.
 CELL_NOTES: Notes = {
     **dict.fromkeys((Publish, Offer, ChainRun, Vote), _note_run),
+    Matches: _note_results,
     Deliver: _note_acceptance,
 }

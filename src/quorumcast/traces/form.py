@@ -7,7 +7,7 @@ Five kinds of rows; a row group of a file holds rows of one kind:
 
     published    a publisher sent a publication of its own to `peer`
     passed_on    a node other than the publisher sent it on to `peer`, no subscriber
-    forwarded    a broker vouched for a publication to the subscriber `peer`
+    forwarded    a broker vouched for a publication, or some rows of it, to the subscriber `peer`
     accepted     a subscriber accepted it; `peer` names the brokers that voted, with commas
     sent         `number` messages of the type `message` with `bytes` bytes in all went to `peer`
                  since the last row for the same node, type and peer

@@ -3,7 +3,7 @@
 It sees only the events and effects of the machine, so it runs beside any machine, in the simulator
 and in a process. It notes
 
-- messages that were due and came late or never (`turnout`, `inquiries`, `sources`),
+- messages that were due and came late or never (`turnout`, `results`, `inquiries`, `sources`),
 - messages that do not fit earlier ones of the session (`sequences`),
 - numbers that no other node is near (`claims`),
 - messages that contradict each other or a decision (`run_votes`, `ordering_watch`, `standings`),
@@ -19,8 +19,8 @@ from collections import OrderedDict
 
 import msgspec
 
-from quorumcast.broadcast.application import Acknowledged, Deliver, Proven
-from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Publish, Ready
+from quorumcast.broadcast.application import Acknowledged, Deliver, Passed, Proven
+from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Matches, Publish, Ready
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.messages import Checkpoint, Missed, Positions, Subscribe, Unsubscribe, Vote
 from quorumcast.core.ids import DIGEST_SIZE, Lane, Millis, NodeId, Stream, split_digests
@@ -43,6 +43,7 @@ from quorumcast.watch.claims import FAR_AHEAD, PositionClaims
 from quorumcast.watch.inquiries import Inquiries
 from quorumcast.watch.observation import CONTENTS, DOWN, LOST, Kind, Notes, remember
 from quorumcast.watch.ordering_watch import OrderingWatch
+from quorumcast.watch.results import ResultsWatch
 from quorumcast.watch.run_votes import RunVotes
 from quorumcast.watch.sequences import Sequences
 from quorumcast.watch.sources import Sources
@@ -53,7 +54,7 @@ SWEEP_MS = 100
 #: Limit of the documents of one observer.
 MAX_DOCUMENTS = 20_000
 #: Messages that only brokers send. The machine drops those of clients, and so does the observer.
-BROKER_MESSAGES = (Vote, Ack, Echo, Ready, Positions, Checkpoint)
+BROKER_MESSAGES = (Vote, Matches, Ack, Echo, Ready, Positions, Checkpoint)
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -91,6 +92,7 @@ class Observer:
         self._sent: OrderedDict[Stream, int] = OrderedDict()
         self._claims = PositionClaims(manifest.quorums, self.notes)
         self._sources = Sources(manifest, links, self.notes)
+        self._results = ResultsWatch(others, links, self.notes, self._claims, self._sources)
         #: All documents so far, to keep each once.
         self._kept: dict[bytes, None] = {}
         self._documents: list[Document] = []
@@ -100,6 +102,7 @@ class Observer:
 
     def on_event(self, event: Event, now: Millis) -> None:
         """The machine is about to handle this event."""
+        self._results.settle()
         self.maybe_sweep(now)
         if isinstance(event, Receive):
             self._on_receive(event, now)
@@ -108,6 +111,7 @@ class Observer:
             self._sequences.forget(event.peer)
             self._order.on_new_session(event.peer)
             self._votes.on_new_session(event.peer)
+            self._results.turnout.on_new_session(event.peer)
             self._sources.on_new_session(event.peer)
             self.notes.add(now, Kind.LINK, event.peer, "up")
         elif isinstance(event, Disconnected):
@@ -127,6 +131,9 @@ class Observer:
 
     def on_effect(self, effect: Effect, now: Millis) -> None:
         """The machine returned this effect."""
+        if isinstance(effect, Drop):
+            self._results.on_drop(effect)
+        self._results.settle()
         match effect:
             case Send():
                 self._on_send(effect, now)
@@ -135,6 +142,8 @@ class Observer:
                     self.on_effect(later, now)
             case Deliver():
                 self._on_deliver(effect, now)
+            case Passed(stream=stream, upto=upto):
+                self._results.on_quorum(now, stream, upto)
             case Acknowledged(stream=stream, upto=upto):
                 self._acks.on_quorum(now, stream, upto)
             case Suspect(node=node, reason=reason, stream=stream, number=number):
@@ -154,6 +163,7 @@ class Observer:
 
     def close(self, now: Millis) -> None:
         """Judge what is still open: no event will follow."""
+        self._results.settle()
         self._sweep(now)
         self._claims.sweep(now, final=True)
 
@@ -170,6 +180,7 @@ class Observer:
     def _sweep(self, now: Millis) -> None:
         self._swept_at = now
         self._votes.sweep(now)
+        self._results.turnout.sweep(now)
         self._acks.sweep(now)
         self._run_votes.sweep(now)
         self._order.sweep(now)
@@ -191,12 +202,15 @@ class Observer:
             case Vote():
                 self._on_vote(sender, message, now)
                 self._sources.on_vote(now, sender, message, len(event.bodies))
+            case Matches():
+                self._results.on_message(now, sender, message, len(event.bodies))
             case Ack():
                 self._on_ack(sender, message, now)
             case Echo() | Ready():
                 self._run_votes.on_message(now, sender, message)
             case Positions():
                 self._votes.on_answer(sender, message.channel)
+                self._results.turnout.on_answer(sender, message.channel)
                 self._sources.on_answer(now, sender, message.channel)
                 self._claims.on_positions(now, sender, message)
             case Checkpoint(statement=signed):
@@ -238,7 +252,9 @@ class Observer:
 
     def _on_deliver(self, effect: Deliver, now: Millis) -> None:
         stream, number = effect.place
-        if stream.lane is Lane.DATA and stream.channel not in self._chained:
+        if stream.channel in self._results:
+            self._results.on_quorum(now, stream, number)
+        elif stream.lane is Lane.DATA and stream.channel not in self._chained:
             self._votes.on_quorum(now, stream, number)
 
     def _on_ack(self, sender: NodeId, ack: Ack, now: Millis) -> None:
@@ -265,12 +281,15 @@ class Observer:
             case Ready():
                 self._run_votes.on_own_ready(now, message)
             case Subscribe(channel=channel, bodies=bodies):
+                if self._results.on_subscribe(message):
+                    self._votes.begin_anew(channel)
                 for peer in send.to:
                     self._sources.on_subscribe(now, peer, channel, bodies=bodies)
             case Unsubscribe(channel=channel):
                 for peer in send.to:
                     self._sources.release(peer, channel)
                     self._votes.on_unsubscribe(peer, channel)
+                    self._results.turnout.on_unsubscribe(peer, channel)
             case (
                 Publish(stream=stream, first=first, digests=digests)
                 | ChainRun(stream=stream, first=first, digests=digests)

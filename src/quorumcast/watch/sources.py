@@ -12,6 +12,7 @@ from collections import deque
 
 import msgspec
 
+from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.messages import Vote
 from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.manifest.manifest import Manifest
@@ -73,12 +74,12 @@ class Sources:
             if not promise.answers_left:
                 promise.since = now
 
-    def on_vote(self, now: Millis, peer: NodeId, vote: Vote, bodies: int) -> None:
-        """A broker votes, and sends this many bodies with the vote."""
+    def on_vote(self, now: Millis, peer: NodeId, vote: Vote | Matches, bodies: int) -> None:
+        """A broker votes for something, and sends this many bodies with the vote."""
         promise = self._promises.get((peer, vote.stream.channel)) or _Promise(now, 1)
         since = promise.since
         clear_ms = now - max(since, self._links.clear_since.get(peer, now))
-        is_end_of_chain = vote.order[-1:] == (peer,)
+        is_end_of_chain = isinstance(vote, Vote) and vote.order[-1:] == (peer,)
         # Without an answer the request may have been lost, if the link loses packets.
         was_heard = clear_ms >= OVERDUE_MS // 2 and not self._links.loss_reason(peer, since)
         entry = self._manifest.channel(vote.stream.channel)

@@ -256,6 +256,14 @@ class CumulativeTurnout(_Expected):
         if (peer, channel) not in self._cancelled:
             self._reporting[peer, channel] = None
 
+    def begin_anew(self, channel: Channel) -> None:
+        """Members send other messages on a channel from now on: nothing before is due any more."""
+        for memory in (self._settled, self._checked_at, self._moments, self._backed):
+            for stream in [stream for stream in memory if stream.channel == channel]:
+                del memory[stream]
+        for key in [key for key in self._reached if key[0].channel == channel]:
+            del self._reached[key]
+
     def on_quorum(self, now: Millis, stream: Stream, number: int) -> None:
         """A quorum has reached this number; all other members must follow."""
         remember(self._settled, stream, max(number, self._settled.get(stream, 0)))

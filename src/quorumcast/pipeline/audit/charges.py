@@ -115,13 +115,15 @@ MIN_ALTERED, MIN_ALTERED_SHARE = 5, 0.1
 _VOTES = ("Write", "Accept", "Propose")
 #: Messages whose sender and receiver have fixed roles.
 _OUT_OF_PLACE = (
-    "Accept", "ChainRun", "Checkpoint", "Contents", "Echo", "Open", "Propose", "Publish", "Pull",
-    "Ready", "Standing", "Subscribe", "Survey", "Taken", "Vote", "Write",
+    "Accept", "ChainRun", "Checkpoint", "Contents", "Echo", "Matches", "Open", "Propose", "Publish",
+    "Pull", "Ready", "Standing", "Subscribe", "Survey", "Taken", "Vote", "Write",
 )  # fmt: skip
 
 RULES = (
     Rule(kind="suspect", reasons=("dissent",), deed="altered", by_publisher=True,
          why="voted for other contents than were accepted"),
+    Rule(kind="suspect", reasons=("omits",), deed="altered", by_publisher=True,
+         why="said that nothing matches a predicate where something does"),
     Rule(kind="suspect", reasons=("split",), deed="equivocated", clients_only=True,
          why="sent brokers different contents: more than f dissented"),
     Rule(kind="suspect", reasons=("equivocation",), roles=("subscriber",), deed="equivocated",

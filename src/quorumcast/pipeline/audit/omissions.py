@@ -36,13 +36,13 @@ STEADY_SHARE_MIXED = 0.66
 MAX_OTHERS_SHARE = 0.4
 
 #: Messages that a broker owes to its peers.
-OWED = ("Vote", "Ack", "Ready", "Echo", "Contents", ANSWER)
+OWED = ("Vote", "Matches", "Ack", "Ready", "Echo", "Contents", ANSWER)
 #: Names of messages about histories, which are counted separately.
 HISTORY_NAMES = {"Ack": "Ack (history)", "Vote": "Vote (history)"}
 #: Messages that every correct broker sends in the end, whatever a publisher does.
 ALWAYS_OWED = ("Ready", *HISTORY_NAMES.values())
 #: Messages that every correct broker sends on settled channels, even if the publisher lies.
-OWED_FOR_ANY_PUBLISHER = ("Ready", "Vote")
+OWED_FOR_ANY_PUBLISHER = ("Ready", "Vote", "Matches")
 
 
 class Obligation:
@@ -154,7 +154,7 @@ def _obligations(case: Case, lying: Collection[str]) -> Obligations:
             return False
         if f.channel in chained and not f.lane and f.message not in ("Contents", ANSWER):
             return False  # only the last brokers of a chain send these
-        if f.message == "Vote" and f.channel in with_history and not f.lane:
+        if f.message in ("Vote", "Matches") and f.channel in with_history and not f.lane:
             return False  # a broker that got it from a history does not vote for it
         settled = f.message in OWED_FOR_ANY_PUBLISHER and case.is_settled(f)
         return f.publisher not in lying or (settled and f.publisher not in case.flooding)

@@ -25,7 +25,16 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from quorumcast.broadcast.messages import Ack, ChainRun, Contents, Echo, Open, Publish, Ready
+from quorumcast.broadcast.messages import (
+    Ack,
+    ChainRun,
+    Contents,
+    Echo,
+    Matches,
+    Open,
+    Publish,
+    Ready,
+)
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.messages import Checkpoint, Positions, Vote
 from quorumcast.cell.serving.served_streams import MAX_UNUSED
@@ -110,11 +119,11 @@ class _Deferred(msgspec.Struct, frozen=True):
 #: Messages by which publishers show their runs.
 _SHOWN = (Publish, ChainRun, Offer)
 #: Messages sent once about one thing; a repetition is a retransmission.
-_SENT_ONCE = (Accept, ChainRun, Echo, Offer, Open, Propose, Publish, Ready, Vote, Write)
+_SENT_ONCE = (Accept, ChainRun, Echo, Offer, Open, Propose, Publish, Ready, Vote, Matches, Write)
 #: Messages that correct nodes send in the order of their numbers.
-_IN_ORDER = (Ack, ChainRun, Propose, Publish, Standing, Vote)
+_IN_ORDER = (Ack, ChainRun, Matches, Propose, Publish, Standing, Vote)
 #: Messages from brokers to the subscribers of a channel.
-_TO_SUBSCRIBERS = (Checkpoint, Contents, Positions, Vote)
+_TO_SUBSCRIBERS = (Checkpoint, Contents, Matches, Positions, Vote)
 #: Progress messages: each includes the one before.
 _CUMULATIVE = (Ack, Positions, Standing)
 #: Deeds that may be due to the predecessor on a chain.

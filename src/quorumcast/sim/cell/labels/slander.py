@@ -26,6 +26,7 @@ from quorumcast.watch.observer import Document
 #: False accusations: kind of observation, reason, message.
 ACCUSATIONS = (
     (Kind.SUSPECT, "dissent", "Vote"),
+    (Kind.SUSPECT, "omits", "Matches"),
     (Kind.SUSPECT, "equivocation", "Vote"),
     (Kind.SUSPECT, "bad-body", "Contents"),
     (Kind.SUSPECT, "silent", "Vote"),
@@ -33,6 +34,7 @@ ACCUSATIONS = (
     (Kind.REFUSED, "unexpected-message", "Ack"),
     (Kind.REFUSED, "bad-run", "Checkpoint"),
     (Kind.MISSING, "", "Vote"),
+    (Kind.MISSING, "", "Matches"),
     (Kind.MISSING, "", "Ack"),
     (Kind.MISSING, "", "Accept"),
     (Kind.MISSING, "", "Offer"),
