@@ -455,6 +455,7 @@ def test_bench_and_sim_and_demo_wrong_options(capsys: pytest.CaptureFixture[str]
     assert "--seeds is 1 or more" in sentence(capsys, "sim", "--seeds", "0")
     assert "go with --mutants" in sentence(capsys, "sim", "--only", "labels-number")
     assert "goes with --coverage" in sentence(capsys, "sim", "--steer")
+    assert "policy of a cell" in sentence(capsys, "sim", "--coverage", "--policy", "relay")
     assert "no mistake 'x'" in sentence(capsys, "sim", "--mutants", "--only", "x")
     assert "--seconds is 1 to 600" in sentence(capsys, "demo", "--seconds", "0")
 

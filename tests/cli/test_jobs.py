@@ -23,6 +23,12 @@ def test_sim_seeds_print_the_account_of_a_campaign(capsys: pytest.CaptureFixture
     assert {"simulated_s", "messages", "faults_injected", "false_accusations"} <= report.keys()
 
 
+def test_sim_policy_of_a_tree_runs_trees(capsys: pytest.CaptureFixture[str]) -> None:
+    report = answer(capsys, "sim", "--seeds", "1", "--workers", "1", "--policy", "relay")
+    assert report["policies"] == {"relay": 1}
+    assert report["violations"] == 0
+
+
 def test_sim_counts_its_scenarios(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from quorumcast.runtime.links.link import LinkDrop
 from quorumcast.sim.cell.aimed import AIMED
 from quorumcast.sim.cell.harm import WORLD
 from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
+from quorumcast.sim.tree.known_bad import VARIANTS as TREE_VARIANTS
 
 ROOT = Path(__file__).parents[2]
 DROPS = [reason.value for kind in (DropReason, Refusal, LinkDrop) for reason in kind]
@@ -137,7 +138,7 @@ def test_snippets_are_found() -> None:
         ("docs/protocols/README.md", POLICY_NAMES),
         ("docs/operations.md", DROPS),
         ("docs/operations.md", Limits.__struct_fields__),
-        ("docs/simulator.md", [variant.name for variant in VARIANTS]),
+        ("docs/simulator.md", [variant.name for variant in (*VARIANTS, *TREE_VARIANTS)]),
     ],
 )
 def test_page_names_everything_there_is(page: str, names: list[str]) -> None:

@@ -518,7 +518,7 @@ def test_statements_of_correct_brokers_that_differ_are_reported(
 
 
 def sign(node: NodeId, statement: Statement) -> Signed:
-    return identity_of(4, node).sign(canonical(statement))
+    return identity_of(node).sign(canonical(statement))
 
 
 def segment(

@@ -40,7 +40,7 @@ def cell_of(policy: str = "ab") -> Manifest:
 
 def context(node: NodeId, seed: int = 1) -> FaultContext:
     manifest = cell_of()
-    keyring = manifest.keyring(identity_of(5, node))
+    keyring = manifest.keyring(identity_of(node))
     return FaultContext(node, manifest, keyring, random.Random(seed))
 
 
@@ -66,7 +66,7 @@ def test_alter_signs_its_own_words_and_never_those_of_others() -> None:
         cell="simulated", epoch=1, broker=B2, stream=STREAM, first=1, count=1, root=bytes(32),
         basis=Basis.SETTLED,
     )  # fmt: skip
-    theirs = Checkpoint(identity_of(5, B2).sign(canonical(said)))
+    theirs = Checkpoint(identity_of(B2).sign(canonical(said)))
     found = [alter(theirs, (), liar)[0] for _ in range(300)]
     altered = [m.statement for m in found if isinstance(m, Checkpoint) and m != theirs]
     holding = [signed for signed in altered if liar.keyring.signature_holds(signed)]

@@ -60,7 +60,7 @@ PROGRAM = """
 import json
 from quorumcast.sim.systems import run_scenario
 runs = [(3, "chain+history", "conspiracy"), (4, "brb", "flood"), (5, "ab", "wire"),
-        (6, "ab+history", "crash-recover")]
+        (6, "ab+history", "crash-recover"), (7, "relay", "liars")]
 print(json.dumps([run_scenario(*run).trace_hash for run in runs]))
 """
 

@@ -177,10 +177,18 @@ class ScenarioOptions(msgspec.Struct, kw_only=True):
 
     start: Annotated[int, typer.Option(help="The first seed.")] = 0
     system: Annotated[
-        str, typer.Option(help="What is simulated: cell, or one of yours as package.module:NAME.")
+        str,
+        typer.Option(help="What is simulated: cell, tree, or one of yours as package.module:NAME."),
     ] = CELL_SYSTEM
     policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL
     adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL
+
+    @property
+    def one_system(self) -> str:
+        """The system: that of the policy, if it is not a cell's."""
+        from quorumcast.sim.systems import system_of
+
+        return system_of(self.system, self.one_policy)
 
     @property
     def one_policy(self) -> str | None:

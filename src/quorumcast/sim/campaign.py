@@ -19,7 +19,7 @@ import msgspec
 
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.sim.kernel.plan import Outcome
-from quorumcast.sim.systems import planted, run_scenario
+from quorumcast.sim.systems import planted, run_scenario, system_of
 
 #: Seeds that a worker takes at a time.
 CHUNK = 8
@@ -93,7 +93,7 @@ def replay_command(
     """The one command that runs a scenario again."""
     return (
         "quorumcast sim"
-        + ("" if system == CELL_SYSTEM else f" --system {system}")
+        + ("" if system == system_of(CELL_SYSTEM, policy) else f" --system {system}")
         + f" --start {seed} --seeds 1"
         # A system without policies names itself as the kind of its runs.
         + ("" if policy == system else f" --policy {policy}")

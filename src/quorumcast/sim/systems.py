@@ -17,16 +17,23 @@ import msgspec
 
 from quorumcast.cell import CELL_SYSTEM
 from quorumcast.core.errors import UsageError
+from quorumcast.manifest.policy import RELAYED_NAMES
 from quorumcast.sim.kernel.known_bad import Catch, Variant, caught_by, mistaken
 from quorumcast.sim.kernel.plan import Outcome, Plan
 from quorumcast.sim.kernel.run import Run
 from quorumcast.sim.kernel.tracing import Tracer, Tracing
+from quorumcast.sim.tree import TREE_SYSTEM
 
 #: The tables of an audit, as columns by name.
 AuditTables = Mapping[str, Mapping[str, Sequence[object]]]
 
 #: Module and attribute of each built-in system.
-BUILT_IN = {CELL_SYSTEM: "quorumcast.sim.cell.system:SYSTEM"}
+BUILT_IN = {
+    CELL_SYSTEM: "quorumcast.sim.cell.system:SYSTEM",
+    TREE_SYSTEM: "quorumcast.sim.tree.system:SYSTEM",
+}
+#: The built-in system that runs a policy, by the names of policies that are not a cell's.
+FAMILIES = dict.fromkeys(RELAYED_NAMES, TREE_SYSTEM)
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +51,11 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     simpler: tuple[Callable[[Any], Iterator[Plan]], ...] = ()
     #: Returns the observations and labels of a run, by seed, for the audit.
     labelled: Callable[[int], AuditTables] | None = None
+
+
+def system_of(name: str, policy: str | None) -> str:
+    """The name of the system that runs a policy: instead of a cell, the one whose policy it is."""
+    return FAMILIES.get(policy or "", name) if name == CELL_SYSTEM else name
 
 
 def find(name: str) -> System:
@@ -83,7 +95,7 @@ def run_scenario(
 ) -> Outcome:
     """Draw a plan and execute it; write a trace below the directory if one is given."""
     place = trace / f"seed-{seed}" if trace is not None else None
-    return perform(find(system).draw(seed, policy, adversary), place)
+    return perform(find(system_of(system, policy)).draw(seed, policy, adversary), place)
 
 
 def try_variant(variant: Variant) -> Catch:

@@ -97,8 +97,11 @@ def sim(
         raise UsageError(
             "--known-bad, --mutants, --coverage, --plan and --workload exclude each other; give one"
         )
-    if which.system != CELL_SYSTEM and (mutants or coverage or workload is not None):
-        raise UsageError("--mutants, --coverage and --workload are for cells: leave out --system")
+    if which.one_system != CELL_SYSTEM and (mutants or coverage or workload is not None):
+        raise UsageError(
+            "--mutants, --coverage and --workload are for cells: leave out --system, and name a "
+            "policy of a cell"
+        )
     if mutants:
         _mutants(
             only=only or [],
@@ -120,7 +123,7 @@ def sim(
     if known_bad and trace is not None:
         raise UsageError("--known-bad leaves no traces: leave out --trace")
     if known_bad:
-        _known_bad(which.system, variant, json_)
+        _known_bad(which.one_system, variant, json_)
     elif coverage:
         _coverage(which, seeds=SEEDS if seeds is None else seeds, steer=steer, json_=json_)
     elif plan is not None:
@@ -205,7 +208,7 @@ def _campaign(
 
     if seeds < 1 or which.start < 0 or workers < 0:
         raise UsageError("--seeds is 1 or more, --start and --workers 0 or more")
-    planted(variant, which.system)
+    planted(variant, which.one_system)
     done = count(1)
     with ProgressDisplay() as shown:
         report = run_campaign(
@@ -213,7 +216,7 @@ def _campaign(
             which.start,
             which.one_policy,
             which.one_adversary,
-            system=which.system,
+            system=which.one_system,
             variant=variant,
             workers=workers or None,
             progress=lambda _: shown(f"{next(done):,} of {seeds:,} scenarios"),

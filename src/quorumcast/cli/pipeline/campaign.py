@@ -42,7 +42,7 @@ def campaign(
     from quorumcast.pipeline.session import spark_session
 
     choice = ScenarioChoice(
-        system=which.system,
+        system=which.one_system,
         policy=which.one_policy,
         adversary=which.one_adversary,
         variant=known_bad,

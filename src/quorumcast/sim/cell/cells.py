@@ -36,16 +36,9 @@ Names = tuple[NodeId, ...]
 
 
 @cache
-def _identities(cell: str, brokers: Names, clients: Names) -> dict[NodeId, Identity]:
-    seeds = repeatable_seeds(cell)
-    return {name: Identity(name, seeds(name)) for name in (*brokers, *clients)}
-
-
-@cache
 def _keyrings(cell: str, brokers: Names, clients: Names) -> dict[NodeId, Keyring]:
     manifest = _manifest(cell, brokers, 0, (), clients)
-    identities = _identities(cell, brokers, clients)
-    return {name: manifest.keyring(identity) for name, identity in identities.items()}
+    return {name: manifest.keyring(identity_of(name, cell)) for name in (*brokers, *clients)}
 
 
 def broker_names(count: int) -> tuple[NodeId, ...]:
@@ -53,9 +46,10 @@ def broker_names(count: int) -> tuple[NodeId, ...]:
     return tuple(NodeId(f"broker-{index}") for index in range(1, count + 1))
 
 
-def identity_of(brokers: int, node: NodeId) -> Identity:
-    """The identity of a node in cells of that size."""
-    return _identities(CELL_NAME, broker_names(brokers), CLIENTS)[node]
+@cache
+def identity_of(node: NodeId, cell: str = CELL_NAME) -> Identity:
+    """The identity of a node in cells of that name."""
+    return Identity(node, repeatable_seeds(cell)(node))
 
 
 def life_of(broker: NodeId, number: int = 1) -> bytes:
@@ -80,7 +74,7 @@ def _manifest(
         clients,
         channels,
         operator=operator_of(cell),
-        identities=_identities(cell, brokers, clients),
+        identities={name: identity_of(name, cell) for name in (*brokers, *clients)},
     )
     return manifest
 

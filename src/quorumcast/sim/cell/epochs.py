@@ -50,16 +50,14 @@ STEPS = ("add", "remove", "faults", "retain", "delete", "create")
 
 def own_keyrings(cell: Cell) -> Cell:
     """The same cell with keyrings that no other run shares, so that they may change."""
-    size = len(cell.manifest.brokers)
-    keyrings = {n: cell.manifest.keyring(identity_of(size, n)) for n in cell.keyrings}
+    keyrings = {n: cell.manifest.keyring(identity_of(n)) for n in cell.keyrings}
     return Cell(cell.manifest, keyrings)
 
 
 def first_epoch(cell: Cell, brokers: int) -> Cell:
     """The same cell with its first brokers only, and keyrings of this run alone."""
-    size = len(cell.manifest.brokers)
     manifest = msgspec.structs.replace(cell.manifest, brokers=cell.manifest.brokers[:brokers])
-    keyrings = {node.id: manifest.keyring(identity_of(size, node.id)) for node in manifest.nodes}
+    keyrings = {node.id: manifest.keyring(identity_of(node.id)) for node in manifest.nodes}
     return Cell(manifest, keyrings)
 
 
@@ -76,7 +74,7 @@ def change_key(world: CellWorld, client: NodeId) -> None:
     for name, node in world.nodes.items():
         if name == client:
             continue
-        keyring = following.keyring(identity_of(len(following.brokers), name))
+        keyring = following.keyring(identity_of(name))
         machine = node.machine
         if not node.up:
             cell.keyrings[name].adopt(keyring)
@@ -89,7 +87,7 @@ def call_with_stolen_key(world: CellWorld, client: NodeId, channel: Channel) -> 
     """Connect to every broker with a client's key of the first epoch, and publish."""
     epochs = world.facts.manifests
     first = epochs[min(epochs)]
-    stolen = first.keyring(identity_of(len(first.brokers), client))
+    stolen = first.keyring(identity_of(client))
     body, stream = b"stolen", Stream(channel, client, 1)
     parcels = [
         encode_parcel(Open(stream, 1, 1)),
@@ -174,7 +172,7 @@ class Members:
         return msgspec.json.encode(sign_manifest(manifest, operator_of()))
 
     def _keyring(self, manifest: Manifest, name: NodeId) -> Keyring:
-        return manifest.keyring(identity_of(len(self._pool.brokers), name))
+        return manifest.keyring(identity_of(name))
 
     def make(self, name: NodeId) -> Broker:
         """A broker's machine: in the epoch it adopted last if it has a log, else in the file's.

@@ -36,8 +36,6 @@ from quorumcast.sim.kernel.judging import EffectChecker
 
 #: Flawed manifests of each kind in a run; receipts and evidence judged; forged versions of each.
 DRAWN, JUDGED, VERSIONS = 4, 4, 6
-#: More brokers than any simulated cell has; keys depend on the name alone.
-MAX_BROKERS = 16
 
 # ------------------------------------------------------------------ manifests
 
@@ -329,7 +327,7 @@ class SoundCourt(EffectChecker):
             facts.violate(self.name, f"nobody believes what {node} collected")
         for _ in range(VERSIONS):
             signer = self._rng.choice(manifest.broker_ids)
-            keyring = manifest.keyring(identity_of(MAX_BROKERS, signer))
+            keyring = manifest.keyring(identity_of(signer, manifest.cell))
             context = FaultContext(signer, manifest, keyring, self._rng)
             altered = Altering(context).of(document)
             if _convinces(altered, manifest) and not _holds(altered, manifest):

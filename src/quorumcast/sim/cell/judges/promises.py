@@ -248,8 +248,11 @@ class CompleteBlame:
             entry = CATALOGUE.get(how)
             if entry is None or not (node in self._told or node in self._dubious):
                 continue
+            policy = self._policy(node)
+            if policy.relayed and policy.total:
+                continue  # its log is in another cell: no statement about a position convicts
             is_evidence = entry.trace is Footprint.EVIDENCE
-            provable = is_evidence and self._policy(node).like in entry.provable_under
+            provable = is_evidence and policy.like in entry.provable_under
             if provable and node in self._told and not facts.convicted(node):
                 return f"{node} did {how!r} and nobody can prove it"
             if entry.trace is not Footprint.NOTHING and not (

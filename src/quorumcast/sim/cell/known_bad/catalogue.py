@@ -129,7 +129,7 @@ def _file_forwarded(self: Any, broker: Any, statement: Any, signed: Any) -> Any:
 
 
 def _foreign(context: Any) -> attacks.ForeignHistory:
-    return attacks.ForeignHistory("ForeignHistory", context, identity_of(4, PUB1))
+    return attacks.ForeignHistory("ForeignHistory", context, identity_of(PUB1))
 
 
 def _adopt_and_keep(self: Any, following: Any) -> None:

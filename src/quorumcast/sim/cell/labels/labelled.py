@@ -134,7 +134,7 @@ def labelled_run(seed: int) -> dict[str, dict[str, list[object]]]:
     victims = rng.sample(correct, min(len(correct), rng.choice((1, 1, 2, 3))))
     for liar, role in liars.items():
         observations += slander(rng, liar, role, victims, run.outcome.simulated_ms)
-        keyring = run.manifest.keyring(identity_of(len(run.manifest.brokers), liar))
+        keyring = run.manifest.keyring(identity_of(liar))
         documents += [(liar, d) for d in forgeries(keyring, run.manifest.epoch, victims)]
     model = Model(run.manifest.broker_ids, run.manifest.f)
     labels = statuses(run, model, liars)
