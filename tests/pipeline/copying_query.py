@@ -1,4 +1,4 @@
-"""A query for tests that kill it: copies the channel "in" to the channel "out".
+"""A query for tests that kill it: copies the events of the channel "in" to the channel "out".
 
 python -m tests.pipeline.copying_query MASTER CELL CHECKPOINT
 """
@@ -11,13 +11,16 @@ from tests.pipeline.numbered import PATIENCE_S
 
 from quorumcast.pipeline.session import spark_session
 
+#: What is copied; brokers send the rows.
+EVENTS = "name like 'event %'"
+
 
 def copying(session: SparkSession, directory: str, checkpoint: str) -> DataStreamWriter:
     """The query, yet to be started."""
     cell = {"manifest": directory, "identity": "carol", "timeout": str(PATIENCE_S)}
     return (
         session.readStream.format("quorumcast")
-        .options(**cell, channel="in", maxEventsPerTrigger="1500")
+        .options(**cell, channel="in", maxEventsPerTrigger="3300", where=EVENTS)
         .load()
         .writeStream.format("quorumcast")
         .options(**cell, channel="out", eventsPerPublication="100", checkpointLocation=checkpoint)

@@ -9,8 +9,24 @@ import pyarrow as pa
 import pytest
 
 from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
 from quorumcast.pipeline.streams.predicate import Where
 
+COLUMNS = (("n", "int64"), ("big", "uint64"), ("share", "float64"), ("at", "timestamp[ms, UTC]"))
+#: As Spark sees them.
+SEEN = pa.schema(
+    [
+        ("n", pa.int64()),
+        ("big", pa.decimal128(20, 0)),
+        ("share", pa.float64()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("_publisher", pa.string()),
+        ("_number", pa.int64()),
+        ("_dissent", pa.list_(pa.string())),
+    ]
+)
 SCHEMA = pa.schema(
     [
         ("id", pa.int32()),
@@ -154,3 +170,44 @@ def test_rows_in_quarantine_pass_whatever_the_predicate_says() -> None:
     batch = pa.record_batch({"id": pa.array([1, 2, None]), "_raw": pa.array([None, None, b"x"])})
     assert Where("id = 2", batch.schema, always="_raw").passing(batch).num_rows == 2
     assert Where("id = 2", batch.schema, always="_raw").passing(batch.slice(0, 2)).num_rows == 1
+
+
+def asked(where: str, policy: str = "total", columns: tuple[tuple[str, str], ...] = COLUMNS) -> str:
+    entry = ChannelEntry(Channel("orders"), Policy.named(policy), schema=columns)
+    return Where(where, SEEN).asked_of(entry) or "everything"
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("n = 3", "n = 3"),
+        ("not (n = 3 or _number > 7)", "n != 3"),
+        ("n > 3 and _publisher = 'alice' and share < 1", "n >= 4 AND share < 1.0"),
+        ("n = 1 and _number = 1 or n = 2 and _number = 2", "n IN (1, 2)"),
+        ("n > 3 and (share < 0 or _dissent is not null)", "n >= 4"),
+        ("big > 18446744073709551613", "big >= 18446744073709551614"),
+        (
+            "at > timestamp '2026-11-01T00:00:00.0005Z'",
+            "at >= TIMESTAMP '2026-11-01T00:00:00.000501Z'",
+        ),
+        ("n < big", "n < big"),
+        ("n < 3 and n > 3", "FALSE"),
+        ("n = 3 or _number > 7", "everything"),
+        ("_publisher = 'alice'", "everything"),
+        ("true", "everything"),
+        # Spark's decimal is rounded beside a float, and a broker's integer is not.
+        ("big > share", "everything"),
+    ],
+)
+def test_brokers_are_asked_for_what_the_predicate_says_about_columns_of_the_channel(
+    where: str, text: str
+) -> None:
+    assert asked(where) == text
+
+
+def test_brokers_are_asked_for_everything_where_they_take_no_predicate() -> None:
+    assert asked("n = 3", policy="chain") == "everything"
+    assert asked("n = 3", columns=()) == "everything"
+    entry = ChannelEntry(Channel("orders"), Policy.named("total"), schema=(("name", "string"),))
+    names = ", ".join(f"'{number:040}'" for number in range(1900))
+    assert Where(f"name in ({names})", SCHEMA.remove(0)).asked_of(entry) is None

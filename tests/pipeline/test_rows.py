@@ -3,6 +3,7 @@
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark
@@ -63,6 +64,7 @@ def test_rows_say_where_they_are_from() -> None:
             Publication(origin(1), numbers(orders, 7, 8)),
             Publication(origin(2), numbers(orders)),
             Publication(origin(3, (LIAR,), "bob"), numbers(orders, 9)),
+            Publication(origin(4), numbers(orders, 5, 6), places=np.array([2, 9], np.uint32)),
         ]
     )
     assert batch.to_pylist()[1:] == [
@@ -80,6 +82,8 @@ def test_rows_say_where_they_are_from() -> None:
         for n, publisher, position, index, dissent in (
             (8, "alice", 1, 1, []),
             (9, "bob", 3, 0, ["broker-2"]),
+            (5, "alice", 4, 2, []),
+            (6, "alice", 4, 9, []),
         )
     ]
 

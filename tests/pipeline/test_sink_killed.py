@@ -19,6 +19,8 @@ from quorumcast.testing import LocalCluster
 
 #: As many as two micro-batches of the query that is killed, and those that it never comes to.
 EVENTS, LATER = 3000, 500
+#: Rows of a publication.
+SIZE = 50
 
 
 def fill(cluster: LocalCluster, events: range) -> None:
@@ -33,10 +35,15 @@ async def publish(cluster: LocalCluster, events: range) -> None:
         ) as node,
         node.publisher("in") as out,
     ):
-        for first in events[::50]:
-            numbers = list(range(first, first + 50))
-            columns = {"n": numbers, "name": [f"event {number}" for number in numbers]}
-            await out.publish(pa.RecordBatch.from_pydict(columns, schema=SCHEMA))
+        left = list(events)
+        while left:
+            # Brokers send the whole publication, some of its rows, nothing.
+            for count in (SIZE, 2 * SIZE // 5, 0):
+                numbers, left = left[:count], left[count:]
+                noise = SIZE - count
+                names = [f"event {number}" for number in numbers]
+                columns = {"n": numbers + [-1] * noise, "name": names + ["noise"] * noise}
+                await out.publish(pa.RecordBatch.from_pydict(columns, schema=SCHEMA))
 
 
 async def killed_after_first_rows(cluster: LocalCluster, checkpoint: Path) -> None:

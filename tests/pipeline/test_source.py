@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -15,7 +15,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.pipeline.numbered import PATIENCE_S
 
 from quorumcast import client
-from quorumcast.client import Node
+from quorumcast.client import Batch, Gap, Node
+from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.core.limits import Limits
@@ -24,6 +25,7 @@ from quorumcast.crypto.evidence import Court
 from quorumcast.manifest.build import next_epoch
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.schema import arrow_schema
 from quorumcast.pipeline.streams.connections import POOL, ConnectionPool
 from quorumcast.pipeline.streams.datasource import QuorumcastDataSource
 from quorumcast.pipeline.streams.options import Access
@@ -36,6 +38,9 @@ SHORT = msgspec.structs.replace(TOTAL, limits=Limits(retained_publications=8, wi
 COLUMNS = (("id", "int64"), ("site", "string"))
 ORDERS = 30
 PER_ORDER = 10
+READINGS = (("n", "int64"), ("site", "string"), ("big", "uint64"), ("at", "timestamp[ms, UTC]"))
+#: Publications of readings, and the rows of each.
+SERIES, PER_SERIES = 8, 400
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +56,10 @@ def cell() -> Iterator[LocalCluster]:
     channels: dict[str, str | Policy | ChannelEntry] = {
         "orders": ChannelEntry(Channel("orders"), TOTAL, schema=COLUMNS),
         "lies": ChannelEntry(Channel("lies"), TOTAL, schema=COLUMNS),
+        "readings": ChannelEntry(Channel("readings"), TOTAL, schema=READINGS),
         "changing": ChannelEntry(Channel("changing"), TOTAL, schema=COLUMNS),
         "short": SHORT,
+        "brief": ChannelEntry(Channel("brief"), SHORT, schema=COLUMNS),
         "plant/1": "total-crash",
         "plant/2": "total",
         "few": "total",
@@ -64,6 +71,7 @@ def cell() -> Iterator[LocalCluster]:
         cluster.wait_for_links()
         tables = [table(first, PER_ORDER) for first in range(0, ORDERS * PER_ORDER, PER_ORDER)]
         publish(cluster, "orders", tables)
+        publish(cluster, "readings", [series(number) for number in range(SERIES)])
         yield cluster
         POOL.close()
 
@@ -74,6 +82,18 @@ def table(first: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(
         rows, pa.schema([pa.field("id", pa.int64()), pa.field("site", pa.string())])
     )
+
+
+def series(number: int) -> pa.RecordBatch:
+    """The rows of one publication; of each hundred nine are of sites below 009."""
+    ns = range(number * PER_SERIES, (number + 1) * PER_SERIES)
+    columns = {
+        "n": list(ns),
+        "site": [f"site {n % 100:03} of publication {number}" for n in ns],
+        "big": [2**64 - 1 - n for n in ns],
+        "at": [datetime.fromtimestamp(n, UTC) for n in ns],
+    }
+    return pa.RecordBatch.from_pydict(columns, arrow_schema(READINGS))
 
 
 def publish(
@@ -223,6 +243,94 @@ def test_source_reads_only_the_rows_that_are_wanted(cell: LocalCluster) -> None:
     assert [row["id"] for row in found] == [1, 4, 7]
 
 
+NINE_PERCENT = "site < 'site 009'"
+SELECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], bool]], ...] = (
+    (NINE_PERCENT, lambda row: row["n"] % 100 < 9),
+    ("n = 7", lambda row: row["n"] == 7),
+    # More than half of some publications, nothing of others.
+    ("n >= 500", lambda row: row["n"] >= 500),
+    ("site = 'site 001'", lambda row: False),
+    ("big >= 18446744073709551613", lambda row: row["n"] <= 2),
+    ("at < timestamp '1970-01-01T00:00:02.0005Z'", lambda row: row["n"] <= 2),
+    # Brokers know a part of the columns.
+    ("n < 900 and _index in (3, 30, 300)", lambda r: r["n"] < 900 and r["_index"] in (3, 30, 300)),
+    (
+        "n = 1 and _position = 1 or n in (2, 450) and not _position = 1",
+        lambda row: row["n"] in (1, 450),
+    ),
+    ("n < 5 or _position = 8", lambda row: row["n"] < 5 or row["_position"] == 8),
+)
+
+
+def readings(cell: LocalCluster, **said: str) -> tuple[list[dict[str, object]], int]:
+    """The rows of all readings, and the bytes that came from brokers for them."""
+    before = received()
+    source = reader(cell, channel="readings", partitions="1", **said)
+    found = rows(source, {"readings": 1}, {"readings": SERIES + 1})
+    return found, received() - before
+
+
+def received() -> int:
+    """The bytes that the idle nodes of this process have received."""
+    idle = [pooled for nodes in POOL._idle.values() for pooled in nodes]
+    return sum(pooled.node.telemetry.bytes_in for pooled in idle)
+
+
+@pytest.fixture
+def lasting_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is used again for the next range."""
+    monkeypatch.setattr("quorumcast.pipeline.streams.connections.IDLE_S", 10 * PATIENCE_S)
+
+
+@pytest.mark.usefixtures("lasting_nodes")
+def test_source_gets_matching_rows_from_brokers_as_if_it_had_read_all_and_filtered(
+    cell: LocalCluster,
+) -> None:
+    readings(cell)  # connects
+    whole, all_bytes = readings(cell)
+    assert len(whole) == SERIES * PER_SERIES
+    for where, wanted in SELECTIONS:
+        found, some_bytes = readings(cell, where=where)
+        assert found == [row for row in whole if wanted(row)], where
+        if where == NINE_PERCENT:
+            print(f"{some_bytes / all_bytes:.1%} of the bytes for {len(found)} rows")
+            assert some_bytes < all_bytes / 2
+
+
+def test_source_gets_every_matching_row_although_a_broker_omits_some(cell: LocalCluster) -> None:
+    whole, _ = readings(cell)
+    cell.make_lie("broker-3", "omit-rows")
+    try:
+        found, _ = readings(cell, where="n < 25 or n = 2000")
+        with pytest.raises(UsageError, match="broker-3 said otherwise of position 1 of 'readings'"):
+            readings(cell, where="n < 25", failOnTamper="fail")
+        cell.make_honest("broker-3")
+        # It claims that rows match where none does, so that no row names it.
+        cell.make_lie("broker-3", "pad-rows")
+        assert readings(cell, where="n < 0")[0] == []
+        with pytest.raises(UsageError, match="broker-3 said otherwise of position"):
+            readings(cell, where="n < 0", failOnTamper="fail")
+    finally:
+        cell.make_honest("broker-3")
+    disputed = [row for row in whole if row["n"] in (*range(25), 2000)]
+    assert found == [{**row, "_votes": 3, "_dissent": ["broker-3"]} for row in disputed]
+
+
+def test_source_that_finds_nothing_waits_as_long_as_brokers_pass_publications_over(
+    cell: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions = iter([None, 3, 3, 5, 5, 5])
+
+    async def late(subscription: Subscription, most: int) -> list[Batch | Gap]:
+        raise TimeoutError
+
+    monkeypatch.setattr(Subscription, "take", late)
+    monkeypatch.setattr(Subscription, "position", property(lambda _: next(positions)))
+    with pytest.raises(UsageError, match="positions 1 to 8 of 'readings' do not come"):
+        readings(cell, where="n < 0")
+    assert list(positions) == []
+
+
 def test_source_pattern_takes_up_channels_from_their_beginning(cell: LocalCluster) -> None:
     source = reader(cell, pattern="plant/*")
     both = begun(source)
@@ -361,6 +469,16 @@ def test_source_what_is_not_retained_any_more_fails_or_is_passed_over(
         "may have kept less before; to keep more from now on: quorumcast channel change short "
         "--retain 1GB; the query starts with position 13"
     )
+
+
+def test_source_that_finds_nothing_says_what_is_not_retained_any_more(cell: LocalCluster) -> None:
+    publish(cell, "brief", [table(first, PER_ORDER) for first in range(0, 200, PER_ORDER)])
+    said = {"startingOffsets": '{"brief": 5}', "partitions": "1"}
+    with pytest.raises(UsageError, match="positions 5 to 12 of 'brief' are gone"):
+        everything(cell, "brief", where="id < 0", **said)
+    for where, ids in (("id < 0", []), ("id in (45, 125, 199)", [125, 199])):
+        found = everything(cell, "brief", where=where, failOnDataLoss="false", **said)
+        assert [row["id"] for row in found] == ids
 
 
 def test_source_of_a_checkpoint_that_is_ahead_of_the_channel_fails_or_begins_anew(

@@ -105,6 +105,8 @@ def test_bench_accounts_for_every_event(spark: SparkSession) -> None:
     for rate in (report.verified, report.parquet, report.parquet_stream):
         assert rate.events == 5000
     assert report.share == report.verified.per_second / report.parquet.per_second
+    print(f"{report.narrow_bytes:.1%} of the bytes for 9 % of the rows")
+    assert 0 < report.narrow_bytes < 0.5
     assert steps[0] == "publishing 5,000 events"
 
 

@@ -43,9 +43,13 @@ def bench(
             {
                 **{rate.what: round(rate.per_second) for rate in rates},
                 "share of Parquet": round(report.share, 3),
+                "bytes for 9 % of the rows": round(report.narrow_bytes, 3),
             }
         )
         return
     for rate in rates:
         console().print(f"{rate.what:16} {rate.per_second:12,.0f} events/s", markup=False)
     console().print(f"verified streaming is {report.share:.0%} of Parquet", markup=False)
+    console().print(
+        f"9% of the rows, by 'where': {report.narrow_bytes:.1%} of the bytes", markup=False
+    )

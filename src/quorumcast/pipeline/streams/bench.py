@@ -2,7 +2,8 @@
 
 *Source*: a channel is filled; a streaming query reads all of it, counts votes and discards the
 rows. The same rows are read from Parquet in the same session. Both are read once before the
-measurement, to start the processes and to warm up the JVM.
+measurement, to start the processes and to warm up the JVM. Then a range is read with and without
+the option `where`, to compare the bytes that brokers send.
 
 *Sink*: a streaming query reads rows of about 250 bytes from Parquet and writes them exactly once to
 a durable channel. It ends when all rows are ordered and on the disks of a quorum.
@@ -26,6 +27,11 @@ from quorumcast.core.ids import Channel
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
+from quorumcast.pipeline.streams.connections import ConnectionPool
+from quorumcast.pipeline.streams.options import source_options
+from quorumcast.pipeline.streams.planner import OffsetPlanner
+from quorumcast.pipeline.streams.reading import Range, read_with
+from quorumcast.pipeline.streams.rows import arrow_of, spark_schema
 from quorumcast.testing.cluster import LocalCluster
 
 if TYPE_CHECKING:
@@ -40,6 +46,10 @@ COLUMNS = (
     ("site", "string"),
     ("valid", "bool"),
 )
+#: Selects 9 % of the rows.
+NARROW = "sensor < 90"
+#: Publications that are read to compare bytes, at most.
+COMPARED = 256
 SITES = pa.array([f"site-{number}" for number in range(16)])
 SINK_CHANNEL = Channel("copies")
 SINK_COLUMNS = (("n", "int64"), ("text", "string"))
@@ -73,6 +83,8 @@ class SourceRates(msgspec.Struct, frozen=True, kw_only=True):
     verified: Rate
     parquet: Rate
     parquet_stream: Rate
+    #: Bytes received for 9 % of the rows, divided by those for all rows.
+    narrow_bytes: float
 
     @property
     def share(self) -> float:
@@ -103,11 +115,17 @@ def measure(
         progress("reading Parquet")
         parquet = bench.parquet()
         stream = bench.stream(bench.parquet_stream(), "parquet")
+        progress("comparing bytes")
+        narrow_bytes = bench.narrow_bytes()
         for what, found in (("the channel", verified), ("the table", parquet)):
             if found.events != events:
                 raise UsageError(f"{found.events:,} of {events:,} events were read from {what}")
     return SourceRates(
-        published=published, verified=verified, parquet=parquet, parquet_stream=stream
+        published=published,
+        verified=verified,
+        parquet=parquet,
+        parquet_stream=stream,
+        narrow_bytes=narrow_bytes,
     )
 
 
@@ -165,6 +183,29 @@ class _Bench:
         _discard(rows)
         seconds = time.perf_counter() - started
         return Rate(what="parquet", events=rows.count(), seconds=seconds)
+
+    def narrow_bytes(self) -> float:
+        """Bytes received for 9 % of the rows, divided by those for all rows."""
+        pool = ConnectionPool()
+        try:
+            every, narrow = (self._received(pool, more) for more in ({}, {"where": NARROW}))
+        finally:
+            pool.close()
+        return narrow / every
+
+    def _received(self, pool: ConnectionPool, more: dict[str, str]) -> int:
+        """Bytes that come of the first publications when this process reads them."""
+        options, entries = source_options({**self._options, **more})
+        schema = arrow_of(spark_schema(options, entries))
+        planner = OffsetPlanner(options, schema)
+        end = planner.ending()[CHANNEL]
+        planner.close()
+        part = Range(CHANNEL, 1, min(end, 1 + COMPARED), 0)
+        with pool.borrow(options.access, 1) as pooled:
+            before = pooled.node.telemetry.bytes_in
+            for _ in read_with(pooled, options, schema, part):
+                pass
+            return pooled.node.telemetry.bytes_in - before
 
     def stream(self, rows: DataFrame, name: str) -> Rate:
         return _run(rows.writeStream.format("noop"), self._folder / name, f"{name} stream")

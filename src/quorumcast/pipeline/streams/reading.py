@@ -3,6 +3,9 @@
 One broker sends bodies, and all of them send votes (`cell.subscribing.excerpt`). The node runs in a
 thread of its own, so that it fetches the next publications while Spark processes the last ones. A
 range is read to its end or fails with a `UsageError`: nothing is skipped silently.
+
+With the option `where` brokers send matching rows only, and vote for what matches. Nothing comes of
+publications without such rows but that they are passed over, which counts as progress.
 """
 
 from __future__ import annotations
@@ -20,10 +23,18 @@ from quorumcast.client.events import Batch, Gap
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.envelope import read_envelope
 from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel, total_order
+from quorumcast.core.machine import Suspect, Suspicion
 from quorumcast.core.statements import Receipt
 from quorumcast.pipeline.streams.connections import POOL, PooledNode
 from quorumcast.pipeline.streams.options import SourceOptions, Tamper
-from quorumcast.pipeline.streams.rows import Assembler, Origin, Publication, check_columns
+from quorumcast.pipeline.streams.rows import (
+    Assembler,
+    Origin,
+    Publication,
+    check_columns,
+    wanted_rows,
+)
 
 #: Approximate size of a record batch; publications are not split.
 BATCH_ROWS = 65_536
@@ -59,14 +70,21 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a range as record batches for Spark."""
     with POOL.borrow(options.access, 1 + wanted.place) as pooled:
-        reading = Reading(pooled, options, schema, wanted)
-        try:
-            while publications := reading.take():
-                batch = reading.assembler.assemble(publications)
-                if batch.num_rows:
-                    yield batch
-        finally:
-            reading.close()
+        yield from read_with(pooled, options, schema, wanted)
+
+
+def read_with(
+    pooled: PooledNode, options: SourceOptions, schema: pa.Schema, wanted: Range
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a range, read with this node."""
+    reading = Reading(pooled, options, schema, wanted)
+    try:
+        while publications := reading.take():
+            batch = reading.assembler.assemble(publications)
+            if batch.num_rows:
+                yield batch
+    finally:
+        reading.close()
 
 
 class Reading:
@@ -79,6 +97,8 @@ class Reading:
         self._options = options
         self._wanted = wanted
         self._schema = schema
+        #: What brokers are asked for; None is everything.
+        self._asked = self._asked_of_brokers()
         #: Rows and publications so far.
         self._rows = self._publications = 0
         #: New publications that do not fit the schema, and their size.
@@ -86,7 +106,11 @@ class Reading:
         self._undecodable_bytes = 0
         #: The deadline of the next publication.
         self._deadline = asyncio.Timeout(None)
+        #: The first broker that was suspected of another vote, and on which position.
+        self._disputed: tuple[str, int] | None = None
         pooled.node.on_undecodable = self._on_undecodable
+        if options.tamper is Tamper.FAIL:
+            pooled.node.on_suspect = self._on_suspect
         self._subscription = pooled.thread.run(self._open())
         self.assembler = Assembler(wanted.channel, self._columns(), schema, options.where)
 
@@ -101,6 +125,7 @@ class Reading:
             overflow="wait",
             # A range must have the same rows whenever it is read, so expired ones are included.
             expired=True,
+            where=self._asked,
         )
         try:
             await subscription.wait_joined(self._options.access.timeout_s)
@@ -122,13 +147,16 @@ class Reading:
         while rows < BATCH_ROWS and size < BATCH_BYTES:
             ended = False
             items: list[Batch | Gap] = []
+            reached = self._subscription.position
             try:
                 async with asyncio.timeout(self._options.access.timeout_s) as self._deadline:
                     items = await self._subscription.take(self._room(BATCH_ROWS - rows))
                     ended = not items
             except TimeoutError:
-                if not self._undecodable:
+                if not self._undecodable and self._subscription.position == reached:
                     raise self._timeout_error() from None
+            if self._disputed is not None:
+                raise self._dissent_error(*self._disputed)
             size += self._undecodable_bytes
             taken = [self._genuine(item) for item in items if isinstance(item, Batch)]
             taken += self._quarantined()
@@ -154,13 +182,27 @@ class Reading:
         mean = self._rows / self._publications
         return max(1, min(QUEUE, int(rows / max(mean, 1))))
 
+    def _on_suspect(self, effect: Suspect) -> None:
+        """Note dissent on what does not match as well: no batch comes of that."""
+        wanted = self._wanted
+        if (
+            self._disputed is None
+            and effect.reason in (Suspicion.DISSENT, Suspicion.OMITS)
+            and effect.stream == total_order(Channel(wanted.channel))
+            and wanted.first <= effect.number < wanted.upto
+        ):
+            self._disputed = (effect.node, effect.number)
+
+    def _dissent_error(self, who: str, position: int | None) -> UsageError:
+        return UsageError(
+            f"{who} said otherwise of position {position} of {self._wanted.channel!r} than the "
+            "others: find out why with 'quorumcast doctor', or set failOnTamper to 'warn'; the "
+            "vote keeps wrong rows out either way"
+        )
+
     def _genuine(self, batch: Batch) -> Publication:
         if batch.dissent and self._options.tamper is Tamper.FAIL:
-            raise UsageError(
-                f"{' and '.join(batch.dissent)} said otherwise of position {batch.position} of "
-                f"{batch.channel!r} than {len(batch.votes)} others: find out why with 'quorumcast "
-                "doctor', or set failOnTamper to 'warn'; the vote keeps wrong rows out either way"
-            )
+            raise self._dissent_error(" and ".join(batch.dissent), batch.position)
         origin = Origin(
             batch.publisher,
             batch.number,
@@ -169,7 +211,7 @@ class Reading:
             len(batch.votes),
             batch.dissent,
         )
-        return Publication(origin, batch.data)
+        return Publication(origin, batch.data, places=batch.rows)
 
     def _on_undecodable(self, item: Deliver) -> None:
         """Keep a publication that does not fit the schema; a full batch ends the wait."""
@@ -233,6 +275,12 @@ class Reading:
         entry = self._pooled.node.manifest.channel(self._wanted.channel)
         return check_columns(self._wanted.channel, entry, self._options, self._schema)
 
+    def _asked_of_brokers(self) -> str | None:
+        self._columns()  # raises if our schema is out of date
+        entry = self._pooled.node.manifest.channel(self._wanted.channel)
+        where = wanted_rows(self._options.where, self._schema)
+        return None if where is None or entry is None else where.asked_of(entry)
+
     def _timeout_error(self) -> UsageError:
         wanted = self._wanted
         return UsageError(
@@ -243,5 +291,5 @@ class Reading:
 
     def close(self) -> None:
         """Close the subscription."""
-        self._pooled.node.on_undecodable = None
+        self._pooled.node.on_undecodable = self._pooled.node.on_suspect = None
         self._pooled.thread.call(self._subscription.close)

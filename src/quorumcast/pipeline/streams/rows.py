@@ -28,6 +28,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.matching.cut import Rows
 from quorumcast.pipeline.streams.options import SourceOptions, Tamper
 from quorumcast.pipeline.streams.predicate import Where
 
@@ -134,6 +135,8 @@ class Publication(msgspec.Struct):
     data: pa.RecordBatch | None
     raw: bytes = b""
     receipt: bytes | None = None
+    #: The numbers of the rows in the publication; None if all are there.
+    places: Rows | None = None
 
     @property
     def rows(self) -> int:
@@ -187,29 +190,39 @@ class Assembler:
         publications: Sequence[Publication],
         counts: np.ndarray[tuple[int], np.dtype[np.int64]],
     ) -> list[pa.Array]:
-        total = int(counts.sum())
         origins = [p.origin for p in publications]
 
         def spread(values: Sequence[int], kind: type) -> pa.Array:
             return pa.array(np.repeat(np.array(values, kind), counts))
 
         which = pa.array(np.repeat(np.arange(len(origins), dtype=np.int32), counts))
-        starts = np.repeat(np.cumsum(counts) - counts, counts)
         publishers = [origin.publisher for origin in origins]
         dissents = [origin.dissent for origin in origins]
         names = self._schema.field("_dissent").type
         return [
-            pa.repeat(self._channel, total),
+            pa.repeat(self._channel, int(counts.sum())),
             _taken(publishers, pa.string(), which),
             spread([origin.number for origin in origins], np.int64),
             spread([origin.position for origin in origins], np.int64),
-            pa.array((np.arange(total) - starts).astype(np.int32)),
+            pa.array(_places(publications, counts)),
             spread([origin.published_us for origin in origins], np.int64).view(
                 pa.timestamp("us", "UTC")
             ),
             spread([origin.votes for origin in origins], np.int32),
             _taken(dissents, names, which),
         ]
+
+
+def _places(
+    publications: Sequence[Publication], counts: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Return the number of each row in its publication."""
+    starts = np.cumsum(counts) - counts
+    found = (np.arange(counts.sum()) - np.repeat(starts, counts)).astype(np.int32)
+    for start, publication in zip(starts, publications, strict=True):
+        if publication.places is not None:
+            found[start : start + publication.rows] = publication.places
+    return found
 
 
 def _taken(values: Sequence[object], kind: pa.DataType, which: pa.Array) -> pa.Array:
