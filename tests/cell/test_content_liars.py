@@ -18,6 +18,7 @@ from quorumcast.cell.subscribing.silence import LEAST_SILENCE_MS
 from quorumcast.cell.subscribing.subscriber import REFRESH_MS
 from quorumcast.core.ids import DIGEST_SIZE, NodeId
 from quorumcast.core.machine import Drop, DropReason, Send, Suspect, Suspicion
+from quorumcast.faults.cell import matching
 from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault
 from quorumcast.faults.cell.entry import FaultContext, Role
 from quorumcast.matching.cut import digest_of_cut
@@ -141,7 +142,10 @@ def test_votes_under_a_predicate_of_before_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("fault", OF_SUBSCRIBERS)
-def test_others_get_their_rows_whatever_a_subscriber_does(fault: str) -> None:
+def test_others_get_their_rows_whatever_a_subscriber_does(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching, "PATTERNS", 20)
     rows = carried("ab", CAROL, fault)
     # It may publish as well: that is nonsense, and goes whole to everybody.
     rows.told = [

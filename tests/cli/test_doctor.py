@@ -21,7 +21,7 @@ from tests.runtime.world import PATIENCE_S, run
 from quorumcast.cli.cell.checks import check_certificates
 from quorumcast.cli.cell.doctor import ASKING_S, ask_brokers
 from quorumcast.cli.cell.live_checks import check_brokers, judge_cell, unsettled
-from quorumcast.cli.cell.operations import STATUS_WIDTH, status_table
+from quorumcast.cli.cell.operations import STATUS_WIDTH, predicate_lines, status_table
 from quorumcast.cli.main import main
 from quorumcast.crypto.directory import Address
 from quorumcast.manifest.files import read_manifest
@@ -456,6 +456,19 @@ def test_verdict_on_a_well_cell_and_on_one_with_many_problems(manifest: Manifest
     assert "is not well: 2 of 4 brokers answer, and 3 are needed; broker-2:" in verdict.says
     says = {problem.about: problem.says for problem in verdict.problems}
     assert says["broker-3"] == "its status page is that of broker-3 of cell other"
+
+
+def test_status_tells_what_the_busiest_broker_does_for_predicates() -> None:
+    def work(looked_at: int, predicates: int = 3) -> dict[str, dict[str, dict[str, int]]]:
+        counts = {"predicates": predicates, "subscribers": 2, "rows_looked_at": looked_at}
+        sent = {"rows_sent": 12, "cuts": 4, "whole": 1}
+        return {"predicates": {"orders": {**counts, **sent}, "idle": {**counts, "predicates": 0}}}
+
+    rows = {"broker-1": work(10), "broker-2": work(2_000_000), "broker-3": {}}
+    assert predicate_lines(rows) == [
+        "orders: 3 predicates of 2 subscribers; broker-2 looked at 2.0M rows and sent 12, "
+        "in 4 cuts and 1 whole publications"
+    ]
 
 
 def test_status_table_fits_eighty_columns(manifest: Manifest) -> None:

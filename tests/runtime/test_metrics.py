@@ -23,6 +23,7 @@ from tests.support.cells import (
 from tests.support.cells import (
     publish as published,
 )
+from tests.support.rows import COLUMNS, rows_body
 
 from quorumcast.broadcast.application import Submit
 from quorumcast.broadcast.messages import Cursor
@@ -169,6 +170,29 @@ def test_metrics_show_how_far_a_subscriber_is_behind_by_its_last_seat() -> None:
     for seat in (BOB, NodeId(f"{BOB}#2")):
         subscribe(seat, 8, Millis(REPLAYS_MS))
     assert lag() == 0
+
+
+def test_metrics_show_predicates_and_what_they_select() -> None:
+    cell = Cell(limited("ab"), schema=COLUMNS)
+    made = cell.broker()
+    made.handle(Receive(BOB, Subscribe(ORDERS, (), True, where=("price < 10", "price = 15"))), T0)
+    for number, prices in enumerate([(5, 20, 30, 40), (1, 2), (20,), (15, 16, 17, 18)], 1):
+        made.handle(published(number, rows_body(prices)), T0)
+    found = page_of(cell.manifest, made, {})
+    assert {
+        name: value(found, f"filtered_{name}", channel=ORDERS)
+        for name in (
+            *("predicates", "subscribers", "rows_looked_at_total", "rows_sent_total"),
+            *("cuts_total", "whole_total"),
+        )
+    } == {
+        "predicates": 2,
+        "subscribers": 1,
+        "rows_looked_at_total": 11,
+        "rows_sent_total": 4,
+        "cuts_total": 2,
+        "whole_total": 1,
+    }
 
 
 PROGRESS = ("regency", "decided", "executed", "checkpoint")

@@ -60,6 +60,8 @@ MAX_PREDICATES = 1024
 MAX_PREDICATE_TEXT = 32 * 1024
 #: The same of all of them together: reading them takes a few microseconds per byte.
 MAX_FILTER_TEXT = 64 * 1024
+#: The same of all channels and seats of one client, at one broker.
+MAX_CLIENT_TEXT = 512 * 1024
 #: Practically for ever: a hundred years.
 FOREVER_MS = 100 * 365 * 24 * 3600 * 1000
 #: A shorter time is too short for what is under way.

@@ -14,13 +14,18 @@ from quorumcast.core.ids import PREDICATE_ID_SIZE
 from quorumcast.core.limits import MAX_FILTER_TEXT, MAX_PREDICATES
 from quorumcast.matching.columns import BatchView, Columns
 from quorumcast.matching.evaluate import Rows, rows_in
-from quorumcast.matching.kernels import cost_of
+from quorumcast.matching.kernels import cost_of, start_cost_of
+from quorumcast.matching.nodes import Conjunction, OneOf, Prefix
 from quorumcast.matching.predicate import Predicate, parse_predicate
 
 #: From so many microseconds per 1,000 rows on a filter is costly.
 COSTLY_US = 1000.0
-#: What a conjunction costs in an index for 1,000 rows, beside its residual.
-_FILED_US = 0.5
+#: What a conjunction costs in an index for 1,000 rows, beside its residual: one that names values,
+#: and one that most rows may satisfy.
+_NAMED_US, _WIDE_US = 0.5, 3.0
+#: What any evaluation costs per batch, and the rows of a batch: plainly, and in an index.
+_PLAIN_BATCH_US, _INDEXED_BATCH_US = 40.0, 5.0
+_PLAIN_BATCH, _INDEXED_BATCH = 4096, 1024
 _PERSON = b"qc-filter"
 
 
@@ -34,6 +39,9 @@ class Filter(msgspec.Struct, frozen=True, eq=False):
     #: About how many microseconds it takes for 1,000 rows: alone, and beside others in an index.
     cost: float
     indexed_cost: float
+    #: The same per batch of rows, however small.
+    start_cost: float
+    indexed_start_cost: float
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -47,7 +55,11 @@ class Filter(msgspec.Struct, frozen=True, eq=False):
 
     def work_us(self, rows: int, *, plain: bool) -> int:
         """About how many microseconds it takes to find the matching ones of so many rows."""
-        return int((self.cost if plain else self.indexed_cost) * rows / 1000)
+        if plain:
+            batches = 1 + rows // _PLAIN_BATCH
+            return int(self.start_cost * batches + self.cost * rows / 1000)
+        batches = 1 + rows // _INDEXED_BATCH
+        return int(self.indexed_start_cost * batches + self.indexed_cost * rows / 1000)
 
     @property
     def is_costly(self) -> bool:
@@ -82,17 +94,25 @@ def make_filter(texts: Sequence[str], schema: pa.Schema | Columns, who: str) -> 
     parsed = (parse_predicate(text, columns, who) for text in dict.fromkeys(texts))
     by_id = {predicate.id: predicate for predicate in parsed}
     predicates = tuple(by_id[name] for name in sorted(by_id))
+    conjunctions = [one for predicate in predicates for one in predicate.conjunctions]
+    residuals = [one.residual for one in conjunctions if one.residual is not None]
     return Filter(
         predicates=predicates,
         columns=columns,
         id=_named(predicates, columns),
         cost=sum(cost_of(predicate.meaning, columns) for predicate in predicates),
-        indexed_cost=sum(
-            _FILED_US + (cost_of(residual, columns) if residual is not None else 0)
-            for predicate in predicates
-            for residual in (conjunction.residual for conjunction in predicate.conjunctions)
-        ),
+        indexed_cost=sum(map(_filed_cost, conjunctions))
+        + sum(cost_of(residual, columns) for residual in residuals),
+        start_cost=_PLAIN_BATCH_US
+        + sum(start_cost_of(predicate.meaning, columns) for predicate in predicates),
+        indexed_start_cost=_INDEXED_BATCH_US
+        + sum(start_cost_of(residual, columns) for residual in residuals),
     )
+
+
+def _filed_cost(conjunction: Conjunction) -> float:
+    named = any(isinstance(one, OneOf | Prefix) for one in conjunction.constraints)
+    return _NAMED_US if named else _WIDE_US
 
 
 def _named(predicates: Sequence[Predicate], columns: Columns) -> bytes:

@@ -39,6 +39,8 @@ Mask = Callable[[BatchView], Bools]
 #: Microseconds per 1,000 rows: a comparison of numbers, one of short strings, a set, a pattern, a
 #: comparison of two columns.
 _NUMBERS_US, _STRINGS_US, _SET_US, _PATTERN_US, _COLUMNS_US = 4.0, 12.0, 40.0, 120.0, 30.0
+#: Microseconds per batch, however few rows it has: numpy, a kernel of Arrow, a pattern.
+_NUMPY_CALL_US, _ARROW_CALL_US, _PATTERN_CALL_US = 3.0, 15.0, 30.0
 #: Sets up to this size are compared value by value.
 _FEW = 3
 
@@ -88,9 +90,34 @@ def cost_of(meaning: Meaning, columns: Columns) -> float:
     assert_never(meaning)
 
 
+def start_cost_of(meaning: Meaning, columns: Columns) -> float:
+    """About how many microseconds a test takes for a batch of one row."""
+    match meaning:
+        case AllOf(parts=parts) | AnyOf(parts=parts):
+            return sum(start_cost_of(part, columns) + 0.5 for part in parts)
+        case Presence():
+            return _NUMPY_CALL_US
+        case Pattern():
+            return _PATTERN_CALL_US
+        case Prefix():
+            return _ARROW_CALL_US
+        case Compared():
+            return 2 * _ARROW_CALL_US
+        case OneOf(column=column, values=values) | NoneOf(column=column, values=values):
+            calls = 1 if len(values) > _FEW else len(values)
+            return calls * (_ARROW_CALL_US if _by_kernels(column, columns) else _NUMPY_CALL_US)
+        case Interval(column=column, low=low, high=high):
+            calls = (low is not None) + (high is not None)
+            return calls * (_ARROW_CALL_US if _by_kernels(column, columns) else _NUMPY_CALL_US)
+    assert_never(meaning)
+
+
+def _by_kernels(column: int, columns: Columns) -> bool:
+    return columns.domains[column].family in (*STRINGS, ValueFamily.DECIMAL)
+
+
 def _simple_cost(column: int, columns: Columns) -> float:
-    by_arrow = columns.domains[column].family in (*STRINGS, ValueFamily.DECIMAL)
-    return _STRINGS_US if by_arrow else _NUMBERS_US
+    return _STRINGS_US if _by_kernels(column, columns) else _NUMBERS_US
 
 
 def _combined(parts: Sequence[Mask], join: np.ufunc, neutral: bool) -> Mask:

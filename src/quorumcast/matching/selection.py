@@ -109,7 +109,7 @@ class OpenedRun:
             for digest, body in zip(self._digests, bodies, strict=True)
         ]
         self._joined = list(_join(schema, self._opened))
-        self._rows = sum(joined.batch.num_rows for joined in self._joined)
+        self._rows: int = sum(joined.batch.num_rows for joined in self._joined)
         self._totals = [None if opened is None else opened.total for opened in self._opened]
         #: The numbers that go whole whatever the filter, and the votes where no row matches.
         self._whole = [place for place, opened in enumerate(self._opened) if opened is None]
@@ -118,6 +118,11 @@ class OpenedRun:
             self._blank[place] = self._digests[place]
         #: What was cut, by number and rows.
         self._cuts: dict[tuple[int, bytes], RowCut | None] = {}
+
+    @property
+    def rows(self) -> int:
+        """How many rows a filter is evaluated on."""
+        return self._rows
 
     def select(self, wanted: RowFilter) -> Selected:
         """What a filter selects."""

@@ -112,7 +112,7 @@ class Audience:
             known = self.filtered.known.get(reader, asked.channel)
             entered.whole = known is None
             if known is not None:
-                self.filtered.enter(reader, asked.channel, known.filter, bodies=asked.bodies)
+                self.filtered.enter(reader, asked.channel, known, bodies=asked.bodies)
             elif asked.channel in self.filtered:
                 self.filtered.leave(reader, asked.channel)
             if allowed:
@@ -203,14 +203,14 @@ class Audience:
             if held is None or held.first >= stop or left <= 0:
                 break
             if known is not None:
-                if not self.filtered.known.may_ask(reader, now):
-                    break
-                send = self.filtered.vote_again(
-                    served, reader, known, stream, held, bodies=asked.bodies
+                again = self.filtered.vote_again(
+                    served, reader, known, stream, held, now, bodies=asked.bodies
                 )
-                effects.append(send)
-                left -= sum(map(len, send.bodies))
-                first = held.first + len(held.digests) // DIGEST_SIZE
+                if again is None:
+                    break  # it asks again when it can pay
+                effects.append(Send((reader,), *again))
+                left -= sum(map(len, again[1]))
+                first = held.first + again[0].count
                 continue
             left -= sum(map(len, held.bodies))
             first = held.first + len(held.digests) // DIGEST_SIZE
@@ -238,6 +238,7 @@ class Audience:
         held = served.ledger(stream.lane).read(pull.first, count, MAX_FRAME_BYTES // 2)
         if held is None or held.first != pull.first:
             return [Drop(DropReason.NOT_HELD, reader)]
-        if not self.filtered.known.may_ask(reader, now):
+        again = self.filtered.vote_again(served, reader, known, stream, held, now, bodies=True)
+        if again is None:
             return [Drop(DropReason.OVER_LIMIT, reader)]
-        return [self.filtered.vote_again(served, reader, known, stream, held, bodies=True)]
+        return [Send((reader,), *again)]

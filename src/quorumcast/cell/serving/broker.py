@@ -41,7 +41,7 @@ from quorumcast.cell.messages import (
 )
 from quorumcast.cell.serving.admission import Admission
 from quorumcast.cell.serving.audience import PULLS, REPORTS, Audience
-from quorumcast.cell.serving.filtered_readers import CoverageDue
+from quorumcast.cell.serving.filtered_readers import CoverageDue, PredicateWork
 from quorumcast.cell.serving.holdings import answer_peer
 from quorumcast.cell.serving.journal import (
     Attested,
@@ -355,6 +355,10 @@ class Broker:
     def subscribers(self) -> dict[Channel, dict[NodeId, int]]:
         """How many publications each subscriber of each channel is behind, for people to read."""
         return self._audience.channels()
+
+    def predicate_work(self) -> dict[Channel, PredicateWork]:
+        """What was done for the predicates of each channel, for people to read."""
+        return self._audience.filtered.work()
 
     def waited(self) -> dict[Channel, dict[NodeId, int]]:
         """How long publishers have waited for each client lately, in ms, for people to read."""

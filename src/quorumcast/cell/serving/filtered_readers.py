@@ -8,7 +8,7 @@ stay far behind, and a broker that omits rows contradicts what others say in tim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +20,7 @@ from quorumcast.cell.serving.known_filters import KnownFilter, KnownFilters
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
-from quorumcast.core.machine import Effect, Send, SetTimer, Timer
+from quorumcast.core.machine import Bodies, Effect, Send, SetTimer, Timer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +33,8 @@ COVERED = 256
 COVER_MS = 250
 #: Microseconds that it takes to cut out rows, and to send them.
 CUT_US = 50
+#: Microseconds that it takes to decode a publication, and bytes of one that take another.
+OPEN_US, OPEN_BYTES = 20, 1024
 
 
 class CoverageDue(Timer, frozen=True, tag=True):
@@ -46,17 +48,39 @@ class Span(msgspec.Struct):
     stop: int
 
 
+class PredicateWork(msgspec.Struct):
+    """What a broker does for the predicates of a channel; counts are since its start."""
+
+    #: Predicates of different subscribers, and subscribers that have any.
+    predicates: int = 0
+    subscribers: int = 0
+    #: Rows on which the predicates of each group were evaluated.
+    rows_looked_at: int = 0
+    #: What went to groups: rows, publications cut, and publications that went whole.
+    rows_sent: int = 0
+    cuts: int = 0
+    whole: int = 0
+
+
 class FilterGroup:
     """Subscribers of one channel that want the same rows."""
 
-    __slots__ = ("filter", "quiet", "readers")
+    __slots__ = ("filter", "finder", "plain", "quiet", "readers")
 
-    def __init__(self, filter_: Filter) -> None:
-        self.filter = filter_
+    def __init__(self, known: KnownFilter) -> None:
+        self.filter = known.filter
+        #: Finds the rows that match where they are not in the index of all groups.
+        self.finder = known.finder
+        #: Whether it does so plainly; None if they are in the index.
+        self.plain = known.plain if known.filter.is_costly else None
         #: Whether each of them wants contents.
         self.readers: dict[NodeId, bool] = {}
         #: At most one span per stream, of less than COVERED numbers.
         self.quiet: dict[Stream, Span] = {}
+
+    def work_us(self, rows: int) -> int:
+        """About how long it takes to find the matching ones of so many rows, in microseconds."""
+        return self.filter.work_us(rows, plain=bool(self.plain))
 
     def send(self, told: Matches, selected: Selected | None) -> list[Effect]:
         """One vote to all: with what matches to those that want contents."""
@@ -82,19 +106,31 @@ class ChannelGroups:
 
         #: By predicate id; none is without readers.
         self.by_id: dict[bytes, FilterGroup] = {}
-        #: The filters of all groups, but costly ones: those are evaluated for who can pay.
+        #: The filters of groups that could pay lately, but costly ones.
         self.indexed = FilterSet()
 
-    def enter(self, reader: NodeId, filter_: Filter, *, bodies: bool) -> None:
+    def enter(self, reader: NodeId, known: KnownFilter, *, bodies: bool) -> None:
         """A subscriber is in the group of its filter, and in no other."""
-        group = self.by_id.get(filter_.id)
+        name = known.filter.id
+        group = self.by_id.get(name)
         if group is None or reader not in group.readers:
             self.leave(reader)
-        if filter_.id not in self.by_id:
-            self.by_id[filter_.id] = FilterGroup(filter_)
-            if not filter_.is_costly:
-                self.indexed.add(filter_)
-        self.by_id[filter_.id].readers[reader] = bodies
+        if name not in self.by_id:
+            self.by_id[name] = FilterGroup(known)
+        self.by_id[name].readers[reader] = bodies
+
+    def select(self, opened: OpenedRun, paying: Collection[bytes]) -> dict[bytes, Selected]:
+        """What each of these groups gets of a run, by id."""
+        chosen: dict[bytes, Selected] = {}
+        for name, group in self.by_id.items():
+            if group.plain is not None:
+                if name in paying:
+                    chosen[name] = opened.select(group.finder)
+            elif name in paying:
+                self.indexed.add(group.filter)
+            else:
+                self.indexed.discard(name)
+        return {**opened.select_all(self.indexed), **chosen} if len(self.indexed) else chosen
 
     def leave(self, reader: NodeId) -> None:
         """A subscriber is in no group."""
@@ -108,7 +144,7 @@ class ChannelGroups:
 class FilteredReaders:
     """The groups of all channels of one broker."""
 
-    __slots__ = ("_channels", "_due", "known", "looked_at", "sent")
+    __slots__ = ("_channels", "_done", "_due", "known")
 
     def __init__(self) -> None:
         self.known = KnownFilters()
@@ -116,8 +152,8 @@ class FilteredReaders:
         self._channels: dict[Channel, ChannelGroups] = {}
         #: Whether CoverageDue is set.
         self._due = False
-        #: Rows looked at, and publications of which a part was sent, for people to read.
-        self.looked_at = self.sent = 0
+        #: Of channels that had predicates since the start.
+        self._done: dict[Channel, PredicateWork] = {}
 
     def __contains__(self, channel: object) -> bool:
         return channel in self._channels
@@ -128,16 +164,33 @@ class FilteredReaders:
         quiet = sum(len(group.quiet) for group in groups)
         return {**self.known.sizes(), "groups": len(groups), "quiet": quiet}
 
+    def work(self) -> dict[Channel, PredicateWork]:
+        """What was done for the predicates of each channel, for people to read."""
+        return {
+            channel: msgspec.structs.replace(
+                done,
+                predicates=sum(len(group.filter.predicates) for group in groups),
+                subscribers=sum(len(group.readers) for group in groups),
+            )
+            for channel, done in self._done.items()
+            for groups in [self._of(channel)]
+        }
+
+    def _of(self, channel: Channel) -> list[FilterGroup]:
+        there = self._channels.get(channel)
+        return [] if there is None else list(there.by_id.values())
+
     def _groups(self) -> list[FilterGroup]:
         return [group for there in self._channels.values() for group in there.by_id.values()]
 
     # -------------------------------------------------------------- members
 
-    def enter(self, reader: NodeId, channel: Channel, filter_: Filter, *, bodies: bool) -> None:
+    def enter(self, reader: NodeId, channel: Channel, known: KnownFilter, *, bodies: bool) -> None:
         """A subscriber wants these rows from now on."""
         if channel not in self._channels:
             self._channels[channel] = ChannelGroups()
-        self._channels[channel].enter(reader, filter_, bodies=bodies)
+            self._done.setdefault(channel, PredicateWork())
+        self._channels[channel].enter(reader, known, bodies=bodies)
 
     def leave(self, reader: NodeId, channel: Channel) -> None:
         """A subscriber wants no rows of a channel, or everything."""
@@ -165,29 +218,36 @@ class FilteredReaders:
         there = self._channels[vouch.stream.channel]
         schema = next(iter(there.by_id.values())).filter.schema
         opened = _opened(served, schema, held)
-        chosen = opened.select_all(there.indexed)
+        payers = {
+            name: payers
+            for name, group in there.by_id.items()
+            if (payers := self._payers(group, opened.rows, now))
+        }
+        chosen = there.select(opened, payers)
         effects: list[Effect] = []
-        for group in there.by_id.values():
-            filter_ = group.filter
-            payers = tuple([r for r in group.readers if self.known.may_ask(r, now)])
-            if not payers:
-                continue  # they ask again when they can pay
-            selected = chosen.get(filter_.id)
-            plain = selected is None
-            if selected is None:
-                selected = opened.select(filter_)
-            self._charge(payers, filter_, selected, plain=plain)
+        for name, readers in payers.items():
+            group, selected = there.by_id[name], chosen[name]
+            self._charge(vouch.stream, readers, group.work_us(opened.rows), selected)
             effects += self._tell(group, vouch.stream, held, selected)
         return effects + self._await_coverage()
 
+    def _payers(self, group: FilterGroup, rows: int, now: Millis) -> tuple[NodeId, ...]:
+        """The subscribers that can pay for so many rows; the others ask again when they can."""
+        share_us = group.work_us(rows) // len(group.readers)
+        return tuple([r for r in group.readers if self.known.work.may_ask(r, share_us, now)])
+
     def _charge(
-        self, payers: tuple[NodeId, ...], filter_: Filter, selected: Selected, *, plain: bool
+        self, stream: Stream, payers: tuple[NodeId, ...], work_us: int, selected: Selected
     ) -> None:
         """Note work, and let those pay for it for whom it was done."""
-        self.looked_at += selected.rows_looked_at
-        self.sent += len(selected.places)
-        work_us = filter_.work_us(selected.rows_looked_at, plain=plain)
-        self.known.spend(payers, work_us + CUT_US * len(selected.places))
+        done = self._done.setdefault(stream.channel, PredicateWork())
+        done.rows_looked_at += selected.rows_looked_at
+        for place in selected.places:
+            rows = selected.rows(place)
+            done.cuts += rows is not None
+            done.whole += rows is None
+            done.rows_sent += (selected.total(place) or 0) if rows is None else len(rows)
+        self.known.work.spend(payers, work_us + CUT_US * len(selected.places))
 
     def _tell(
         self, group: FilterGroup, stream: Stream, held: StoredRun, selected: Selected
@@ -236,16 +296,37 @@ class FilteredReaders:
         known: KnownFilter,
         stream: Stream,
         held: StoredRun,
+        now: Millis,
         *,
         bodies: bool,
-    ) -> Send:
-        """A vote for what one subscriber asked for once more."""
-        filter_ = known.filter
-        selected = _opened(served, filter_.schema, held).select(known.finder)
-        self._charge((reader,), filter_, selected, plain=known.plain)
-        told = _matches(filter_, stream, held.first, held, selected)
+    ) -> tuple[Matches, Bodies] | None:
+        """A vote for the beginning of what one subscriber asked for once more.
+
+        It is as long as the subscriber can pay; None if it can pay nothing.
+        """
+        work = self.known.work
+        # Opening all, half, a quarter … of a run takes twice as long as opening it.
+        open_us = 2 * (OPEN_US * len(held.bodies) + sum(map(len, held.bodies)) // OPEN_BYTES)
+        if not work.may_ask(reader, open_us, now):
+            return None
+        work.spend((reader,), open_us)
+        opened = _opened(served, known.filter.schema, held)
+        while not work.may_ask(reader, known.work_us(opened.rows), now):
+            if len(held.bodies) == 1:
+                return None
+            held = _first_half(held)
+            opened = _opened(served, known.filter.schema, held)
+        selected = opened.select(known.finder)
+        self._charge(stream, (reader,), known.work_us(opened.rows), selected)
+        told = _matches(known.filter, stream, held.first, held, selected)
         contents = tuple([selected.body(place) for place in selected.places]) if bodies else ()
-        return Send((reader,), told, contents)
+        return told, contents
+
+
+def _first_half(held: StoredRun) -> StoredRun:
+    count = len(held.bodies) // 2
+    digests = held.digests[: count * DIGEST_SIZE]
+    return msgspec.structs.replace(held, digests=digests, bodies=held.bodies[:count])
 
 
 def _opened(served: ServedStream, schema: pa.Schema, held: StoredRun) -> OpenedRun:

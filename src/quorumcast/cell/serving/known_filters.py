@@ -1,8 +1,9 @@
 """The predicates of a broker's subscribers, and what they cost.
 
 A subscriber names its predicates in every `Subscribe`. A broker reads a text when it changes, and
-evaluates it on every publication of its channel, so both are paid for from an account per client:
-whoever asks for more than its share gets its answers later, and others do not notice.
+evaluates it on every publication of its channel, so both are paid for from the client's account
+(`cell.serving.work`). A predicate of which even a full account could not pay a publication of
+PAID_ROWS rows is refused, and so are more texts than a client may have on all channels.
 """
 
 from __future__ import annotations
@@ -10,44 +11,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quorumcast.cell.filters import filter_of
+from quorumcast.cell.serving.work import MOST_US, WorkAccounts
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, holder
+from quorumcast.core.limits import MAX_CLIENT_TEXT
 from quorumcast.manifest.manifest import ChannelEntry
 
 if TYPE_CHECKING:
     from quorumcast.matching.filter import Filter
     from quorumcast.matching.selection import RowFilter
 
-#: Microseconds of work that a client gains per millisecond, and has at most.
-INCOME_US, MOST_US = 200, 1_000_000
 #: What it costs to read a predicate: once, and per character.
 PREDICATE_US, CHARACTER_US = 100, 4
 #: Predicates from which on an index of their own pays.
 INDEXED = 8
-
-
-class WorkAccount:
-    """How much work a client may still ask of a broker."""
-
-    __slots__ = ("_at", "_left_us")
-
-    def __init__(self, now: Millis) -> None:
-        self._at = now
-        self._left_us = MOST_US
-
-    def may_ask(self, now: Millis) -> bool:
-        """Whether anything is left. Whoever asks for more than that is in debt for a while."""
-        self._left_us = min(MOST_US, self._left_us + INCOME_US * max(0, now - self._at))
-        self._at = now
-        return self._left_us > 0
-
-    def spend(self, work_us: int) -> None:
-        """Note work that is done for the client."""
-        self._left_us -= work_us
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a new account would be the same."""
-        return self._left_us == MOST_US
+#: Rows of a publication that a full account must pay for.
+PAID_ROWS = 8192
 
 
 class KnownFilter(NamedTuple):
@@ -60,18 +39,25 @@ class KnownFilter(NamedTuple):
     finder: RowFilter
     plain: bool
 
+    @property
+    def size(self) -> int:
+        """Characters of the texts."""
+        return sum(map(len, self.where))
+
+    def work_us(self, rows: int) -> int:
+        """About how long it takes to find the matching ones of so many rows, in microseconds."""
+        return self.filter.work_us(rows, plain=self.plain)
+
 
 class KnownFilters:
     """What every subscriber of a broker asked for last, on each channel."""
 
-    __slots__ = ("_accounts", "_filters")
+    __slots__ = ("_filters", "work")
 
     def __init__(self) -> None:
         #: Only of entitled nodes that are connected, and not of those that want everything.
         self._filters: dict[tuple[NodeId, Channel], KnownFilter] = {}
-        #: One per client, whatever its seats; only of clients that asked for rows, until it is
-        #: full again.
-        self._accounts: dict[NodeId, WorkAccount] = {}
+        self.work = WorkAccounts()
 
     def __len__(self) -> int:
         return len(self._filters)
@@ -94,44 +80,35 @@ class KnownFilters:
         known = self._filters.get(key)
         if known is not None and known.where == where and known.schema == entry.schema:
             return True
-        if not self.may_ask(reader, now):
+        size = sum(map(len, where))
+        price_us = PREDICATE_US * len(where) + CHARACTER_US * size
+        if not self.work.may_ask(reader, price_us, now):
             return False
-        self.spend((reader,), PREDICATE_US * len(where) + CHARACTER_US * sum(map(len, where)))
+        self.work.spend((reader,), price_us)
         self._filters.pop(key, None)
+        if size + self._size_of(holder(reader)) > MAX_CLIENT_TEXT:
+            raise UsageError(
+                f"the predicates of {holder(reader)} have more than {MAX_CLIENT_TEXT:,} characters "
+                "on all its channels: leave some of them out"
+            )
         filter_ = filter_of(entry, where)
         if filter_ is not None:
-            self._filters[key] = _known(where, entry, filter_)
+            self._filters[key] = _affordable(_known(where, entry, filter_))
         return True
 
-    def may_ask(self, reader: NodeId, now: Millis) -> bool:
-        """Whether a node may ask for more work now."""
-        client = holder(reader)
-        if client not in self._accounts:
-            self._accounts[client] = WorkAccount(now)
-        return self._accounts[client].may_ask(now)
-
-    def spend(self, readers: tuple[NodeId, ...], work_us: int) -> None:
-        """Note work that is done for all of these at once."""
-        for reader in readers:
-            account = self._accounts.get(holder(reader))
-            if account is not None:
-                account.spend(work_us // len(readers))
+    def _size_of(self, client: NodeId) -> int:
+        """Characters that a client has as predicates, on all channels and seats."""
+        there = self._filters.items()
+        return sum(known.size for (reader, _), known in there if holder(reader) == client)
 
     def forget(self, reader: NodeId, channel: Channel | None = None) -> None:
         """Forget what a node asked for, on one channel or on all."""
         for key in [k for k in self._filters if k[0] == reader and channel in (None, k[1])]:
             del self._filters[key]
 
-    def sweep(self, now: Millis) -> None:
-        """Forget the accounts of clients that ask for nothing."""
-        asking = {holder(reader) for reader, _ in self._filters}
-        for client, account in list(self._accounts.items()):
-            if client not in asking and account.may_ask(now) and account.is_full:
-                del self._accounts[client]
-
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        return {"predicates": len(self._filters), "accounts": len(self._accounts)}
+        return {"predicates": len(self._filters), "accounts": len(self.work)}
 
 
 def _known(where: tuple[str, ...], entry: ChannelEntry, filter_: Filter) -> KnownFilter:
@@ -141,3 +118,13 @@ def _known(where: tuple[str, ...], entry: ChannelEntry, filter_: Filter) -> Know
     from quorumcast.matching.indexing.solo import IndexedFilter
 
     return KnownFilter(where, entry.schema, filter_, IndexedFilter(filter_), plain=False)
+
+
+def _affordable(known: KnownFilter) -> KnownFilter:
+    work_us = known.work_us(PAID_ROWS)
+    if work_us > MOST_US:
+        raise UsageError(
+            f"the predicates take about {work_us // 1000:,} ms for {PAID_ROWS:,} rows, and may "
+            f"take {MOST_US // 1000:,}: ask for more rows, and filter what comes"
+        )
+    return known

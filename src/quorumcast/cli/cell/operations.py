@@ -47,6 +47,8 @@ def status(where: StatusOptions, json_: JsonOption = False) -> None:
             counts = ", ".join(f"{node} ({sum(why.values())})" for node, why in suspects)
             if counts:
                 out.print(f"{name} suspects {counts}", markup=False)
+        for line in predicate_lines(rows):
+            out.print(line, markup=False)
         out.print(verdict.says, markup=False)
         if cell.warning:
             out.print(f"warning: {cell.warning}", markup=False)
@@ -88,6 +90,23 @@ def status_table(cell: str, rows: Rows) -> Table:
             "\n".join(_figure(log["executed"]) for log in row["logs"].values()),
         )
     return found
+
+
+def predicate_lines(rows: Rows) -> list[str]:
+    """What the busiest broker does for the predicates of each channel that has any."""
+    busiest: dict[str, tuple[str, dict[str, int]]] = {}
+    for name, row in rows.items():
+        for channel, work in row.get("predicates", {}).items():
+            _, most = busiest.get(channel, ("", {"rows_looked_at": -1}))
+            if work["predicates"] and work["rows_looked_at"] > most["rows_looked_at"]:
+                busiest[channel] = (name, work)
+    return [
+        f"{channel}: {work['predicates']:,} predicates of {work['subscribers']:,} subscribers; "
+        f"{name} looked at {_figure(work['rows_looked_at'])} rows and sent "
+        f"{_figure(work['rows_sent'])}, in {_figure(work['cuts'])} cuts and "
+        f"{_figure(work['whole'])} whole publications"
+        for channel, (name, work) in busiest.items()
+    ]
 
 
 def _figure(number: float) -> str:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 REMEMBERED = 1024
 #: How far ahead a broker claims to know that nothing matches.
 AHEAD = (1, 16, 256, MAX_RUN)
-#: Operands of a costly predicate: as many as one may have (`matching.grammar`).
-MAX_OPERANDS = 2000
+#: Patterns of a costly predicate: nearly as many as a broker evaluates (`cell.serving`).
+PATTERNS = 800
 
 
 class ResultAt:
@@ -273,7 +273,7 @@ def _costly(entry: ChannelEntry) -> str:
     texts = [name for name, kind in entry.schema if kind == "string"]
     name = _quoted(texts[0] if texts else entry.schema[0][0])
     test = f"{name} LIKE '%{{:x}}_'" if texts else f"{name} <> {name}"
-    joined = " OR ".join(test.format(number) for number in range(MAX_OPERANDS // 2))
+    joined = " OR ".join(test.format(number) for number in range(PATTERNS))
     return joined if len(joined) <= MAX_PREDICATE_TEXT else f"{name} IS NULL"
 
 

@@ -24,6 +24,7 @@ from typing import Protocol
 import msgspec
 
 from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.serving.filtered_readers import PredicateWork
 from quorumcast.cell.serving.sequencers import LogStatus
 from quorumcast.cell.serving.served_streams import StreamStatus
 from quorumcast.core.errors import UsageError
@@ -87,6 +88,8 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
     users: dict[str, dict[Channel, list[NodeId]]]
     #: How long publishers waited for each client lately, by channel.
     waited_ms: dict[Channel, dict[NodeId, int]]
+    #: Predicates and what is done for them, by channel.
+    predicates: dict[Channel, PredicateWork]
     streams: list[StreamStatus]
     #: By the protection of the log.
     logs: dict[str, LogStatus]
@@ -183,6 +186,7 @@ class Control:
                 "subscribers": {name: list(there) for name, there in machine.subscribers().items()},
             },
             waited_ms=machine.waited(),
+            predicates=machine.predicate_work(),
             streams=list(machine.streams().values()),
             logs=machine.logs(),
             catching_up=machine.catching_up(),

@@ -21,6 +21,7 @@ from prometheus_client.core import (
 )
 
 from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.serving.filtered_readers import PredicateWork
 from quorumcast.cell.serving.sequencers import LogStatus
 from quorumcast.cell.serving.served_streams import WrittenTotals
 from quorumcast.core.envelope import events_of
@@ -46,6 +47,17 @@ _PROGRESS = {
     "executed": "batches executed",
     "checkpoint": "batches covered by the last stable checkpoint",
 }
+#: What is done for the predicates of a channel: field of `PredicateWork`, help text.
+_PREDICATE_GAUGES = {
+    "predicates": "predicates of subscribers",
+    "subscribers": "subscribers with predicates",
+}
+_PREDICATE_COUNTERS = {
+    "rows_looked_at": "rows on which predicates were evaluated, once per group of subscribers",
+    "rows_sent": "rows sent because they match, once per group of subscribers",
+    "cuts": "publications of which some rows were sent",
+    "whole": "publications sent whole to subscribers with predicates",
+}
 #: Publications per stream, streams per channel, and bytes of a stream that are looked at to count
 #: events.
 MAX_SAMPLED = 64
@@ -63,11 +75,13 @@ class ChannelMetrics(msgspec.Struct, frozen=True):
     sampled_events: float | None
     #: Publications that each subscriber is behind, by client.
     lags: dict[NodeId, int]
+    predicates: PredicateWork
 
 
 def channel_metrics(manifest: Manifest, machine: Broker) -> dict[Channel, ChannelMetrics]:
     """The metrics of each channel of the manifest."""
     written, subscribers = machine.written(), machine.subscribers()
+    predicates = machine.predicate_work()
     streams: dict[Channel, list[Stream]] = {}
     for stream in machine.streams():
         streams.setdefault(stream.channel, []).append(stream)
@@ -83,6 +97,7 @@ def channel_metrics(manifest: Manifest, machine: Broker) -> dict[Channel, Channe
             total.size,
             _sampled_events(machine, newest, labelled=entry.policy.total),
             lags,
+            predicates.get(entry.name, PredicateWork()),
         )
     return found
 
@@ -118,6 +133,7 @@ class Collector(msgspec.Struct, eq=False):
         yield from self._process()
         yield from self._conduct()
         yield from self._channels()
+        yield from self._predicates()
         yield from self._logs()
         connected = GaugeMetricFamily(
             "quorumcast_peer_up", "whether there is a link", labels=["role", "peer"]
@@ -202,6 +218,19 @@ class Collector(msgspec.Struct, eq=False):
             buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
             latency.add_metric([channel], buckets, histogram.sum_s)
         yield latency
+
+    def _predicates(self) -> Iterable[Metric]:
+        """What subscribers' predicates cost, and what they select."""
+        for names, kind in (
+            (_PREDICATE_GAUGES, GaugeMetricFamily),
+            (_PREDICATE_COUNTERS, CounterMetricFamily),
+        ):
+            for name, about in names.items():
+                family = kind(f"quorumcast_filtered_{name}", about, labels=["channel"])
+                work = {
+                    channel: getattr(one.predicates, name) for channel, one in self.channels.items()
+                }
+                yield _filled(family, work)
 
     def _logs(self) -> Iterable[Metric]:
         leader = GaugeMetricFamily(

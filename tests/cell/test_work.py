@@ -1,0 +1,222 @@
+"""Work for predicates: who pays, in advance, and what happens to those who cannot."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.cell.test_content import CHEAP, TRAFFIC, WANTED, Rows
+from tests.support.cells import B1, BOB, CAROL, ORDERS, Cell, limited
+from tests.support.rows import COLUMNS
+
+from quorumcast.broadcast.application import DeliverGap
+from quorumcast.cell.messages import Refuse, Subscribe
+from quorumcast.cell.serving import filtered_readers, known_filters
+from quorumcast.cell.serving.broker import Broker
+from quorumcast.cell.serving.filtered_readers import COVER_MS
+from quorumcast.cell.serving.known_filters import CHARACTER_US, PREDICATE_US, KnownFilters
+from quorumcast.cell.serving.work import (
+    COUNT_MS,
+    INCOME_US,
+    MOST_US,
+    POOL_INCOME_US,
+    POOL_MOST_US,
+    WorkAccounts,
+)
+from quorumcast.cell.subscribing.subscriber import REFRESH_MS
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.limits import MAX_CLIENT_TEXT, MAX_FILTER_TEXT, MAX_PREDICATES
+from quorumcast.core.machine import Receive, Send, Suspect
+from quorumcast.manifest.manifest import ChannelEntry
+
+NOW = Millis(1_000_000)
+PRICES: ChannelEntry = Cell(limited("ab"), schema=COLUMNS).manifest.channels[0]
+
+
+# ------------------------------------------------------------------ accounts
+
+
+def test_work_is_paid_for_in_advance() -> None:
+    work = WorkAccounts()
+    assert work.may_ask(BOB, MOST_US, NOW)
+    work.spend((BOB,), MOST_US - 100)
+    assert work.may_ask(BOB, 100, NOW)
+    assert not work.may_ask(BOB, 101, NOW)
+    assert work.may_ask(BOB, 101, Millis(NOW + 1))
+    assert work.may_ask(CAROL, MOST_US, Millis(NOW + 1))
+
+
+def test_what_costs_more_than_a_full_account_is_done_once_and_leaves_a_debt() -> None:
+    work = WorkAccounts()
+    assert work.may_ask(BOB, 3 * MOST_US, NOW)
+    work.spend((BOB,), 3 * MOST_US)
+    back = 2 * MOST_US // INCOME_US
+    assert not work.may_ask(BOB, 0, Millis(NOW + back))
+    assert work.may_ask(BOB, 0, Millis(NOW + back + 1))
+    assert not work.may_ask(BOB, 3 * MOST_US, Millis(NOW + back + MOST_US // INCOME_US - 1))
+
+
+def test_seats_of_a_client_have_one_account_and_sharers_pay_a_share_each() -> None:
+    work = WorkAccounts()
+    seats = (NodeId("bob#1"), NodeId("bob#2"))
+    assert all(work.may_ask(reader, 1, NOW) for reader in (*seats, CAROL))
+    assert len(work) == 2
+    work.spend((*seats, CAROL), 3 * MOST_US // 2)
+    assert not work.may_ask(NodeId("bob#3"), 1, NOW)
+    work.spend((CAROL, seats[0]), 1)  # not for nothing
+    assert not work.may_ask(CAROL, MOST_US // 2, Millis(NOW))
+
+
+def test_many_clients_leave_time_to_those_that_ask_for_little() -> None:
+    """Each takes no more than its share, and together they would take more than all."""
+    work = WorkAccounts()
+    greedy = [NodeId(f"c{n}") for n in range(20)]
+    now, done = NOW, [0, 0]
+    for half in (0, 1):
+        for _ in range(1500):
+            now = Millis(now + 1)
+            for client in greedy:
+                if work.may_ask(client, 500, now):
+                    work.spend((client,), 500)
+                    done[half] += 500
+            assert work.may_ask(BOB, 20, now)
+            work.spend((BOB,), 20)
+    # First they use up what they saved.
+    assert done[0] <= POOL_MOST_US + len(greedy) * MOST_US // 2
+    assert POOL_INCOME_US * 3 // 4 < done[1] / 1500 <= POOL_INCOME_US
+
+
+def test_accounts_that_are_full_again_are_forgotten() -> None:
+    work = WorkAccounts()
+    for number in range(100):
+        client = NodeId(f"c{number}")
+        assert work.may_ask(client, 1, NOW)
+        work.spend((client,), 1000 if number else 10 * MOST_US)
+    assert work.may_ask(BOB, 1, Millis(NOW + COUNT_MS))
+    assert len(work) == 2  # bob, and the one in debt
+
+
+# ---------------------------------------------------------------- predicates
+
+
+def test_flood_of_changes_takes_a_fifth_of_the_time() -> None:
+    known, now, read = KnownFilters(), NOW, 0
+    where = "price < 1000000 AND name = 'some name'"
+    price_us = PREDICATE_US + CHARACTER_US * len(where)
+    assert known.work.may_ask(BOB, MOST_US, NOW)
+    known.work.spend((BOB,), MOST_US)
+    for number in range(1000):
+        now = Millis(NOW + number)
+        read += known.learn(BOB, PRICES, (f"{where[:-7]}{number:06}'",), now)
+    assert INCOME_US * 900 <= read * price_us <= INCOME_US * 1000
+    assert 0 < read < 1000
+    assert len(known) == 1
+
+
+def test_predicates_that_take_too_long_are_refused_with_a_sentence() -> None:
+    patterns = " OR ".join(f"name LIKE '%{n}_'" for n in range(990))
+    with pytest.raises(UsageError, match=r"take about 1,\d* ms for 8,192 rows, and may take 1,000"):
+        KnownFilters().learn(BOB, PRICES, (patterns,), NOW)
+    shorter = " OR ".join(f"name LIKE '%{n}_'" for n in range(400))
+    assert KnownFilters().learn(BOB, PRICES, (shorter,), NOW)
+
+
+def test_client_has_so_many_characters_of_predicates_on_all_channels_and_seats() -> None:
+    known, now = KnownFilters(), NOW
+    text = "price = 1" + " " * (MAX_FILTER_TEXT // 4)
+    texts = tuple(text[: MAX_FILTER_TEXT // 4 - n] for n in range(4))
+    for seat in range(MAX_CLIENT_TEXT // MAX_FILTER_TEXT):
+        now = Millis(now + 10_000)
+        assert known.learn(NodeId(f"bob#{seat + 1}"), PRICES, texts, now)
+    now = Millis(now + 10_000)
+    with pytest.raises(UsageError, match="bob have more than 524,288 characters"):
+        known.learn(NodeId("bob#9"), PRICES, texts, now)
+    assert known.learn(CAROL, PRICES, texts, now)
+    # In place of others there is room.
+    assert known.learn(NodeId("bob#1"), PRICES, tuple(reversed(texts)), Millis(now + 10_000))
+
+
+def test_most_predicates_that_a_node_may_have_are_affordable() -> None:
+    rng = random.Random(1)
+    names = [f"name = 'n{rng.randrange(10**6)}'" for _ in range(MAX_PREDICATES)]
+    ranges = [f"price BETWEEN {n} AND {n + 9}" for n in range(MAX_PREDICATES)]
+    assert KnownFilters().learn(BOB, PRICES, tuple(names), NOW)
+    assert KnownFilters().learn(BOB, PRICES, tuple(ranges), NOW)
+
+
+def test_subscriber_that_asks_for_too_much_is_told_why() -> None:
+    broker = Cell(limited("ab"), schema=COLUMNS).broker()
+    patterns = " OR ".join(f"name LIKE '%{n}_'" for n in range(990))
+    told = broker.handle(Receive(BOB, Subscribe(ORDERS, (), True, where=(patterns,))), NOW)
+    (refused,) = (s.message for s in told if isinstance(s, Send))
+    assert isinstance(refused, Refuse)
+    assert "ask for more rows" in refused.reason
+
+
+# ------------------------------------------------------------------- readers
+
+
+def accounts(rows: Rows) -> int:
+    broker = rows.network.machines[B1]
+    assert isinstance(broker, Broker)
+    return broker.sizes()["accounts"]
+
+
+def test_reader_in_debt_is_served_later_and_others_do_not_notice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(filtered_readers, "CUT_US", MOST_US)
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    rows.join(CAROL, "price = 15")
+    for prices in TRAFFIC:
+        rows.publish(prices, for_ms=300)
+    assert len(rows.prices(BOB)) < len(WANTED)
+    assert rows.prices(CAROL) == [(5, [15])]
+    for _ in range(len(WANTED)):
+        rows.network.run(2 * MOST_US // INCOME_US)
+    assert rows.prices(BOB) == WANTED
+    assert not rows.of(BOB, DeliverGap)
+    assert not rows.of(BOB, Suspect)
+    assert not rows.of(CAROL, Suspect)
+
+
+def test_reader_in_debt_costs_nothing_in_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtered_readers, "CUT_US", 3 * MOST_US)
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    rows.join(CAROL, "price = 15")
+    rows.publish((5, 20, 30))
+    broker = rows.network.machines[B1]
+    assert isinstance(broker, Broker)
+    before = broker.predicate_work()[ORDERS].rows_looked_at
+    rows.publish((5, 20, 30), (6, 20, 30))
+    after = broker.predicate_work()[ORDERS].rows_looked_at
+    assert after - before == 6  # for carol alone
+
+
+def test_costly_replay_is_given_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtered_readers, "CUT_US", 0)
+    monkeypatch.setattr(known_filters.KnownFilter, "work_us", lambda _, rows: 40_000 * rows)
+    monkeypatch.setattr(known_filters, "PAID_ROWS", 1)
+    rows = Rows("ab")
+    rows.publish(*([(5, 20, 30)] * 16), for_ms=500)
+    rows.join(BOB, *CHEAP, start=0)
+    rows.network.run(REFRESH_MS)
+    got = len(rows.prices(BOB))
+    assert 0 < got < 16
+    for _ in range(40):
+        rows.network.run(REFRESH_MS)
+    assert [number for number, _ in rows.prices(BOB)] == list(range(1, 17))
+
+
+def test_accounts_of_those_that_left_are_swept() -> None:
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    rows.publish((5, 20, 30), for_ms=2 * COVER_MS)
+    assert accounts(rows) == 1
+    rows.network.stop(BOB)
+    rows.network.run(COUNT_MS)
+    rows.join(CAROL, *CHEAP)
+    assert accounts(rows) == 1
