@@ -32,6 +32,10 @@ def test_demo_loses_nothing_and_ends_with_an_audit_that_names_the_liar(
     assert summary["ok"]
     assert (summary["lost"], summary["duplicated"], summary["altered"]) == (0, 0, 0)
     assert set(summary["accepted"]) == {"carol", "dave", "erin"}
+    trades = summary["trades"]
+    assert trades["accepted"] == trades["matching"] > 0
+    assert trades["irrelevant"] == trades["duplicated"] == 0
+    assert "omits" in summary["suspicions"]["broker-3"]
     assert summary["evidence"]["valid"]
     assert summary["receipt"]["valid"]
     found = summary["spark"]

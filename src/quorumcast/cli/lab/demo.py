@@ -1,11 +1,11 @@
 """`quorumcast demo`: a cell on this machine with a lying broker, in about half a minute.
 
-There are four broker processes; two publishers and three subscribers run in this process. After a
-while broker-3 alters what it forwards and signs it; later it also drops messages. Subscribers are
-not disturbed. They suspect broker-3 because its votes differ, and its signatures convict it. Then
-the demonstration prints a summary, the evidence and the receipt of one event, both checked by the
-code of `quorumcast verify`. If Spark is installed, it ends with a table, an evaluation and an audit
-(`finale`).
+There are four broker processes; publishers and subscribers run in this process. After a while
+broker-3 tells a subscriber with a predicate that nothing matches (`trades`); then it alters what it
+forwards and signs it; later it also drops messages. Subscribers are not disturbed. They suspect
+broker-3 because its votes differ, and its signatures convict it. Then the demonstration prints a
+summary, the evidence and the receipt of one event, both checked by the code of `quorumcast verify`.
+If Spark is installed, it ends with a table, an evaluation and an audit (`finale`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.cli.common import console, print_json, this_command
+from quorumcast.cli.lab.trades import CHANNEL as TRADES
+from quorumcast.cli.lab.trades import ENTRY, WHERE, Trades
+from quorumcast.cli.lab.trades import PUBLISHER as TRADER
+from quorumcast.cli.lab.trades import SUBSCRIBER as SEEKER
 from quorumcast.cli.options import JsonOption
 from quorumcast.core.errors import UsageError
 
@@ -50,7 +54,7 @@ CONNECT_S = 60.0
 DRAIN_S = 60.0
 EVIDENCE_S = 60.0
 #: Start of each fault, as a share of the duration.
-ALTERS_AT, DROPS_AT = 0.25, 0.65
+OMITS_AT, ALTERS_AT, DROPS_AT = 0.15, 0.35, 0.65
 
 
 def demo(
@@ -75,8 +79,8 @@ def demo(
     place = directory or Path(tempfile.mkdtemp(prefix="quorumcast-demo-"))
     finale = Finale(place, CHANNEL) if spark and find_spec("pyspark") is not None else None
     cluster = LocalCluster(
-        clients=[*PUBLISHERS, *SUBSCRIBERS, READER],
-        channels={CHANNEL: Policy.named("total")},
+        clients=[*PUBLISHERS, *SUBSCRIBERS, READER, TRADER, SEEKER],
+        channels={CHANNEL: Policy.named("total"), TRADES: ENTRY},
         directory=place,
         trace=None if finale is None else finale.traces,
         observe=None if finale is None else finale.observations,
@@ -142,19 +146,22 @@ class Show:
         self._rates: dict[str, float] = dict.fromkeys(SUBSCRIBERS, 0.0)
         self._last: Event | None = None
         self._nodes: dict[str, Node] = {}
+        self._trades = Trades(rate)
         self._statuses: dict[str, dict[str, Any]] = {}
 
     async def run(self) -> dict[str, Any]:
         """Run the demonstration; return its summary."""
-        for name in (*PUBLISHERS, *SUBSCRIBERS):
+        for name in (*PUBLISHERS, *SUBSCRIBERS, TRADER, SEEKER):
             self._nodes[name] = await self._connect(name)
         try:
             listening = [await self._subscribe(name) for name in SUBSCRIBERS]
+            listening.append(await self._trades.subscribe(self._nodes[SEEKER], CONNECT_S))
             self._start = time.monotonic()
             viewing = asyncio.create_task(self._view())
             async with asyncio.TaskGroup() as group:
                 for name in PUBLISHERS:
                     group.create_task(self._publish(name))
+                group.create_task(self._trades.publish(self._nodes[TRADER], self._goes_on))
                 group.create_task(self._misbehave())
             await self._drain()
             evidence = await self._evidence()
@@ -180,7 +187,7 @@ class Show:
             read_identity(cluster.identity_path(name)),
             cluster.manifest_path,
             "publisher" if name in PUBLISHERS else "subscriber",
-            trace=None if finale is None else finale.traces,
+            trace=None if finale is None or name in (TRADER, SEEKER) else finale.traces,
             observe=None if finale is None else finale.observations,
         )
         node.on_evidence = lambda evidence: self._proven.set()
@@ -191,15 +198,16 @@ class Show:
 
     async def _publish(self, name: str) -> None:
         async with self._nodes[name].publisher(CHANNEL) as publisher:
-            while self._goes_on(elapsed := time.monotonic() - self._start):
-                for number in range(self._published[name] + 1, int(elapsed * self._rate) + 1):
+            while self._goes_on():
+                upto = int(self._elapsed() * self._rate)
+                for number in range(self._published[name] + 1, upto + 1):
                     publisher.post(f"{name} {number}".encode())
                     self._published[name] = number
                 await asyncio.sleep(0.01)
 
-    def _goes_on(self, elapsed: float) -> bool:
+    def _goes_on(self) -> bool:
         """Whether to continue: until the time is up and, on a slow machine, the liar has lied."""
-        return elapsed < self._seconds + (0 if self._proven.is_set() else EVIDENCE_S)
+        return self._elapsed() < self._seconds + (0 if self._proven.is_set() else EVIDENCE_S)
 
     async def _subscribe(self, name: str) -> asyncio.Task[None]:
         subscription = self._nodes[name].subscribe(CHANNEL)
@@ -228,13 +236,16 @@ class Show:
 
     async def _misbehave(self) -> None:
         self._scene = "all brokers are honest"
+        await self._sleep_until(OMITS_AT)
+        await asyncio.to_thread(self._cluster.make_lie, LIAR, "omit-matches")
+        self._scene = f"{LIAR} tells {SEEKER} that nothing matches {WHERE!r}"
         await self._sleep_until(ALTERS_AT)
         await asyncio.to_thread(self._cluster.make_lie, LIAR, "alter")
-        self._scene = f"{LIAR} alters what it forwards, and signs for it"
+        self._scene = f"{LIAR} also alters what it forwards, and signs for it"
         await self._sleep_until(DROPS_AT)
         await self._wait_for_proof()
         await asyncio.to_thread(self._cluster.make_lie, LIAR, "drop")
-        self._scene = f"{LIAR} alters and drops"
+        self._scene = f"{LIAR} omits, alters and drops"
 
     async def _wait_for_proof(self) -> None:
         """Wait for evidence; on a slow machine the liar may not have signed a lie yet."""
@@ -249,7 +260,9 @@ class Show:
         self._scene = "waiting for the last events"
         total = self._published.total()
         deadline = time.monotonic() + DRAIN_S
-        while min(self._accepted[name] for name in SUBSCRIBERS) < total:
+        while (
+            min(self._accepted[name] for name in SUBSCRIBERS) < total or not self._trades.complete
+        ):
             if time.monotonic() > deadline:
                 return
             await asyncio.sleep(0.05)
@@ -316,7 +329,7 @@ class Show:
 
     def _suspicions(self) -> dict[str, Counter[str]]:
         found: dict[str, Counter[str]] = {}
-        for name in SUBSCRIBERS:
+        for name in (*SUBSCRIBERS, SEEKER):
             for suspect, reasons in self._nodes[name].suspicions.items():
                 found.setdefault(suspect, Counter()).update(reasons)
         return found
@@ -365,6 +378,14 @@ class Show:
                 str(self._duplicated[name]),
                 str(self._wrong[name]),
             )
+        trades = self._trades
+        clients.add_row(
+            f"{SEEKER} ({WHERE})",
+            "",
+            f"{trades.accepted:,} of {trades.published:,}",
+            str(trades.duplicated),
+            str(trades.wrong),
+        )
         return Group(brokers, clients)
 
     # ------------------------------------------------------------------ account
@@ -381,12 +402,15 @@ class Show:
             if path is not None
         }
         liars = sorted(self._convicted())
+        trades = self._trades.summary()
         return {
             "ok": bool(
                 published
                 and not any(lost.values())
                 and not self._duplicated.total()
                 and not self._wrong.total()
+                and trades["published"]
+                and not trades["lost"] + trades["duplicated"] + trades["irrelevant"]
                 and liars == [LIAR]
                 and len(proofs) == 2
                 and all(proof["valid"] for proof in proofs.values())
@@ -396,6 +420,7 @@ class Show:
             "lost": sum(lost.values()),
             "duplicated": self._duplicated.total(),
             "altered": self._wrong.total(),
+            "trades": trades,
             "liars": liars,
             "suspicions": {node: dict(why) for node, why in self._suspicions().items()},
             "manifest": str(self._cluster.manifest_path),
@@ -418,6 +443,12 @@ def _print_account(summary: dict[str, Any]) -> None:
     out.print(f"[bold]published[/]   {summary['published']:,} events")
     for name, count in summary["accepted"].items():
         out.print(f"[bold]accepted[/]    {count:,} by {name}")
+    trades = summary["trades"]
+    out.print(
+        f"[bold]accepted[/]    {trades['accepted']:,} of {trades['published']:,} trades by "
+        f"{SEEKER}, who wants {trades['where']}; missing {trades['lost']}, "
+        f"irrelevant {trades['irrelevant']}"
+    )
     out.print(
         f"[bold]lost[/] {summary['lost']}, [bold]duplicated[/] {summary['duplicated']}, "
         f"[bold]altered[/] {summary['altered']}"
