@@ -68,12 +68,13 @@ def test_results_are_accepted_when_enough_brokers_agree_on_them() -> None:
     assert at.deliver() == []
     assert cast(at, (B3,), 1, *RUN, full=False) == []
     told = at.deliver()
+    assert told[0] == Passed(STREAM, 1, 1)
     assert [(e.number, bool(e.cut)) for e in told if isinstance(e, Deliver)] == [
         (2, True),
         (3, False),
         (4, False),
     ]
-    assert told[-1] == Passed(STREAM, 5)
+    assert told[-1] == Passed(STREAM, 5, 5)
     cut, whole, nonsense = (e for e in told if isinstance(e, Deliver))
     assert prices_of(cut.body) == [5]
     assert cut.digest == digest(RUN[1])
@@ -86,7 +87,7 @@ def test_numbers_at_which_nothing_matches_need_no_contents() -> None:
     at = acceptor()
     cast(at, (B1, B2, B3), 1, RUN[0], RUN[0], full=False)
     assert at.lacking(10) == []
-    assert at.deliver() == [Passed(STREAM, 2)]
+    assert at.deliver() == [Passed(STREAM, 1, 2)]
 
 
 def test_cut_that_is_not_what_was_voted_for_is_dropped_and_its_sender_suspected() -> None:
@@ -205,7 +206,7 @@ def test_what_is_skipped_is_forgotten() -> None:
     at = acceptor()
     at.settle(1, digest(RUN[1]) * 3)
     at.skip_to(3)
-    assert at.sizes()["named"] == 1
+    assert at.sizes()["settled_whole"] == 1
     assert at.lacking(5) == [3]
 
 

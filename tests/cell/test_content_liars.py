@@ -16,12 +16,12 @@ from quorumcast.broadcast.application import Deliver, DeliverGap, Select
 from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.subscribing.silence import LEAST_SILENCE_MS
 from quorumcast.cell.subscribing.subscriber import REFRESH_MS
+from quorumcast.core.cuts import digest_of_cut
 from quorumcast.core.ids import DIGEST_SIZE, NodeId
 from quorumcast.core.machine import Drop, DropReason, Send, Suspect, Suspicion
 from quorumcast.faults.cell import matching
 from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault
 from quorumcast.faults.cell.entry import FaultContext, Role
-from quorumcast.matching.cut import digest_of_cut
 
 #: The broker that bob has contents from.
 SOURCE = B4

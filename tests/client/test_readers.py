@@ -78,7 +78,7 @@ async def test_everything_is_asked_for_while_one_subscription_wants_it() -> None
         assert [type(one) for one in asked] == [Select, Select, Leave]
 
 
-@pytest.mark.parametrize(("name", "most"), [("MAX_PREDICATES", 3), ("MAX_ASKED_BYTES", 40)])
+@pytest.mark.parametrize(("name", "most"), [("MAX_PREDICATES", 3), ("MAX_FILTER_TEXT", 40)])
 @in_a_loop
 async def test_more_predicates_than_are_sent_get_their_rows_all_the_same(
     name: str, most: int, monkeypatch: pytest.MonkeyPatch

@@ -245,7 +245,7 @@ async def test_position_to_go_on_with_is_behind_what_does_not_match() -> None:
             assert inbox.position in (None, 1)
             await until(lambda: inbox.waiting == 2)
             assert prices(await anext(inbox.batches())) == [1]
-            assert inbox.position == 2
+            assert inbox.position == 3
             assert prices(await anext(inbox.batches())) == [2]
             await until(lambda: inbox.position == 6)
         again = await cell.connect("bob")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quorumcast.core.cuts import digest_of_cut, head_of, looks_cut, publication_of
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.labels import label
@@ -18,18 +19,7 @@ from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import PAYLOAD, batch_of_payloads, encode_batch
 from quorumcast.crypto.digest import hasher
 from quorumcast.manifest.schema import ARROW_TYPES
-from quorumcast.matching.cut import (
-    OpenedBody,
-    RowCut,
-    Rows,
-    cut_out,
-    decode_cut,
-    digest_of_cut,
-    head_of,
-    looks_cut,
-    open_body,
-    publication_of,
-)
+from quorumcast.matching.cut import OpenedBody, RowCut, Rows, cut_out, decode_cut, open_body
 
 ENVELOPE = write_envelope(1_700_000_000_000_000)
 ALL = pa.schema([pa.field(f"c{index}", kind) for index, kind in enumerate(ARROW_TYPES.values())])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quorumcast.core.cuts import looks_cut
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.errors import InvariantError
 from quorumcast.core.ids import DIGEST_SIZE, NOTHING, Channel, NodeId, Stream, split_digests
@@ -19,7 +20,7 @@ from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import encode_batch
 from quorumcast.crypto.digest import hasher
 from quorumcast.matching import selection
-from quorumcast.matching.cut import Rows, decode_cut, looks_cut
+from quorumcast.matching.cut import Rows, decode_cut
 from quorumcast.matching.selection import OpenedRun, Selected
 
 ENVELOPE = write_envelope(1_700_000_000_000_000)

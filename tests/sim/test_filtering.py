@@ -8,12 +8,12 @@ from tests.support.rows import COLUMNS, NONSENSE, SCHEMA, rows_body, wanted
 from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Passed, Select, Submit
 from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.messages import Vote
+from quorumcast.core.cuts import publication_of
 from quorumcast.core.ids import NOTHING, Channel, Digest, Millis, NodeId, Stream, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Event, Send
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
-from quorumcast.matching.cut import publication_of
 from quorumcast.matching.filter import make_filter
 from quorumcast.matching.selection import OpenedRun
 from quorumcast.sim.cell.cells import make_simulated_cell
@@ -94,7 +94,7 @@ class Rows:
         return Deliver(STREAM, number, digest, body, (), position=position, cut=cut)
 
     def passes(self, upto: int, node: NodeId = SUB) -> None:
-        self.does(node, Passed(ORDER if self.total else STREAM, upto))
+        self.does(node, Passed(ORDER if self.total else STREAM, 1, upto))
 
     @property
     def broken(self) -> list[str]:

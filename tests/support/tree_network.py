@@ -46,6 +46,9 @@ class CellPlan(msgspec.Struct, frozen=True):
     clients: tuple[str, ...] = ("alice", "bob")
     #: The name of its channel.
     channel: Channel = ORDERS
+    schema: tuple[tuple[str, str], ...] = ()
+    #: The rows that it carries on of its parent's channel.
+    where: str = ""
 
 
 @cache
@@ -60,12 +63,12 @@ def manifest_of(plan: CellPlan, plans: tuple[CellPlan, ...]) -> Manifest:
     children = [child for child in plans if child.parent == plan.name]
     uplinks = [f"{child.name}-b{i}" for child in children for i in range(1, child.n + 1)]
     clients = (*plan.clients, *uplinks)
-    entry = ChannelEntry(plan.channel, plan.policy)
+    entry = ChannelEntry(plan.channel, plan.policy, schema=plan.schema)
     if plan.parent:
         above = next(other for other in plans if other.name == plan.parent)
         operator = identity_in(plan.parent, "operator").verify_key
-        origin = ChannelOrigin(plan.parent, operator, above.channel)
-        entry = ChannelEntry(plan.channel, plan.policy, publishers=(), origin=origin)
+        origin = ChannelOrigin(plan.parent, operator, above.channel, plan.where)
+        entry = msgspec.structs.replace(entry, publishers=(), origin=origin)
     return make_cell(
         plan.name,
         [(name, "localhost", 7000 + i) for i, name in enumerate(brokers)],
@@ -173,11 +176,11 @@ class TreeCell(Network):
         """A publisher publishes."""
         self.happen(NodeId(name), Submit(self.plan.channel, bodies))
 
-    def subscribe(self, name: str = "bob", start: int | None = 0) -> None:
+    def subscribe(self, name: str = "bob", start: int | None = 0, *where: str) -> None:
         """A subscriber starts."""
         keyring = self.manifest.keyring(identity_in(self.plan.name, name))
         self.enter(NodeId(name), Subscriber(self.manifest, keyring))
-        self.happen(NodeId(name), Join(self.plan.channel, start=start))
+        self.happen(NodeId(name), Join(self.plan.channel, start=start, where=where))
 
     def got(self, name: str = "bob") -> list[bytes]:
         """What a subscriber accepted, in order."""

@@ -52,7 +52,7 @@ class WatchedRows(Watched):
 def test_numbers_passed_over_must_be_voted_on_by_all() -> None:
     bob = WatchedRows(*WHERE)
     bob.vote(B1, B2, B3, first=1, count=20)
-    bob.effect(Passed(STREAM, 20))
+    bob.effect(Passed(STREAM, 1, 20))
     bob.now += 30
     bob.vote(B4, first=1, count=20)
     came = {(row.accused, row.message, row.number) for row in bob.rows("came") if row.number}
@@ -74,7 +74,7 @@ def test_vote_under_another_predicate_is_no_vote() -> None:
     bob.vote(B1, B2, B3, first=1)
     bob.vote(B4, first=1)
     bob.effect(Drop(DropReason.OTHER_PREDICATE, B4))
-    bob.effect(Passed(STREAM, 1))
+    bob.effect(Passed(STREAM, 1, 1))
     bob.later()
     assert bob.found("missing") == {(B4, "", "Matches")}
 
@@ -83,7 +83,7 @@ def test_vote_under_another_predicate_is_no_vote() -> None:
 def test_change_of_the_predicate_excuses_from_votes_before_it(where: tuple[str, ...]) -> None:
     bob = WatchedRows(*WHERE)
     bob.vote(B1, B2, B3, first=1)
-    bob.effect(Passed(STREAM, 1))
+    bob.effect(Passed(STREAM, 1, 1))
     bob.ask(*where)
     bob.later()
     assert not bob.rows("missing")
@@ -92,10 +92,10 @@ def test_change_of_the_predicate_excuses_from_votes_before_it(where: tuple[str, 
 def test_broker_owes_votes_on_results_after_a_change() -> None:
     bob = WatchedRows(*WHERE)
     bob.vote(*BROKERS, first=1, count=50)
-    bob.effect(Passed(STREAM, 50))
+    bob.effect(Passed(STREAM, 1, 50))
     bob.ask("price < 5")
     bob.vote(B1, B2, B3, first=40, count=5)
-    bob.effect(Passed(STREAM, 44))
+    bob.effect(Passed(STREAM, 40, 44))
     bob.later()
     assert bob.found("missing") == {(B4, "", "Matches")}
 

@@ -112,9 +112,10 @@ class Deliver(Effect, frozen=True):
 
 
 class Passed(Effect, frozen=True):
-    """Up to this number nothing more matches the predicates of the subscription."""
+    """At none of these numbers anything matches the predicates of the subscription."""
 
     stream: Stream
+    first: int
     upto: int
 
 

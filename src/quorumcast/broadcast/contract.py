@@ -15,6 +15,7 @@ import msgspec
 
 from quorumcast.broadcast.ledger import Ledger
 from quorumcast.broadcast.messages import Contents, Open, Pull, Voucher
+from quorumcast.core.cuts import is_result
 from quorumcast.core.ids import (
     DIGEST_SIZE,
     Channel,
@@ -224,6 +225,14 @@ def check_run(view: View, event: Receive, digests: bytes) -> list[Digest] | Drop
 def match(digests: Sequence[Digest], bodies: Bodies, hash_: Hasher) -> bool:
     """Whether contents are what their digests say."""
     return len(digests) == len(bodies) and all(map(eq, map(hash_, bodies), digests))
+
+
+def match_results(values: Sequence[Digest], bodies: Bodies, hash_: Hasher) -> bool:
+    """The same for what predicates made of publications."""
+    return len(values) == len(bodies) and all(
+        is_result(body, value) or hash_(body) == value
+        for body, value in zip(bodies, values, strict=True)
+    )
 
 
 def dropped(event: Receive, reason: DropReason) -> list[Effect]:

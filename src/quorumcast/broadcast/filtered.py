@@ -18,11 +18,11 @@ from __future__ import annotations
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES, Acceptor, Rule
 from quorumcast.broadcast.application import Deliver, Passed
 from quorumcast.broadcast.vote_ranges import VoteRange, part_of
+from quorumcast.core.cuts import digest_of_cut, is_result, looks_cut, publication_of
 from quorumcast.core.ids import DIGEST_SIZE, NOTHING, Digest, NodeId, Stream, split_digests
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Suspect, Suspicion
 from quorumcast.crypto.digest import Hasher
-from quorumcast.matching.cut import digest_of_cut, looks_cut, publication_of
 from quorumcast.matching.filter import Filter
 from quorumcast.matching.selection import OpenedRun
 
@@ -131,11 +131,7 @@ class FilteredAcceptor(Acceptor):
         return held
 
     def _genuine(self, body: bytes, digest: Digest) -> bool:
-        if digest == NOTHING:
-            return not body
-        if looks_cut(body) and digest_of_cut(body) == digest:
-            return True
-        return super()._genuine(body, digest)
+        return is_result(body, digest) or (digest != NOTHING and super()._genuine(body, digest))
 
     # ------------------------------------------------------------- delivery
 
@@ -150,18 +146,22 @@ class FilteredAcceptor(Acceptor):
         effects: list[Effect] = []
         values = split_digests(digests)
         self._accepted.update(zip(range(span.first, span.first + span.count), values, strict=True))
+        passed = span.first
         for number, (value, body) in enumerate(zip(values, bodies, strict=True), span.first):
             self._named.pop(number, None)
             if value == NOTHING:
                 continue
+            if passed < number:
+                effects.append(Passed(self.stream, passed, number - 1))
+            passed = number + 1
             digest, cut = value, b""
             if looks_cut(body) and digest_of_cut(body) == value:
                 digest, cut = publication_of(body), bytes(value)
             effects.append(
                 Deliver(self.stream, number, digest, body, votes, dissent, span.by_history, cut=cut)
             )
-        if values[-1] == NOTHING:
-            effects.append(Passed(self.stream, span.first + span.count - 1))
+        if passed < span.first + span.count:
+            effects.append(Passed(self.stream, passed, span.first + span.count - 1))
         return effects
 
     def _charge(self, said: Digest) -> Suspicion:

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 
 
 def filter_of(entry: ChannelEntry, where: tuple[str, ...]) -> Filter | None:
-    """What these predicates ask of a channel; None for everything. Raises `UsageError`."""
-    if not where:
+    """What these predicates ask of a channel; None for everything. Raises `UsageError`.
+
+    A channel may carry on only some rows of another cell's channel. Then its subscribers ask for
+    rows in any case, of those that there are.
+    """
+    if not where and not entry.carried:
         return None
     if entry.policy.chained:
         raise UsageError(
@@ -31,7 +35,31 @@ def filter_of(entry: ChannelEntry, where: tuple[str, ...]) -> Filter | None:
     # Not at the top: who has no predicates starts without Arrow.
     from quorumcast.matching.filter import make_filter
 
-    return make_filter(where, entry.arrow_schema(), "the predicate")
+    schema = entry.arrow_schema()
+    wanted = make_filter(where, schema, "the predicate") if where else None
+    if not entry.carried:
+        return wanted
+    within = tuple([f"({entry.carried}) AND ({text})" for text in where]) or (entry.carried,)
+    return make_filter(within, schema, f"what channel {entry.name!r} carries on")
+
+
+def check_carried(entry: ChannelEntry, above: ChannelEntry) -> None:
+    """Refuse a relayed channel that is to carry on rows that its parent does not have."""
+    if filter_of(entry, ()) is None and not above.carried:
+        return
+    # Not at the top: who has no predicates starts without Arrow.
+    from quorumcast.matching.covering import covers
+    from quorumcast.matching.predicate import parse_predicate
+
+    if above.carried:
+        schema, who = above.arrow_schema(), f"what channel {entry.name!r} carries on"
+        there = parse_predicate(above.carried, schema, who)
+        if not covers(there, parse_predicate(entry.carried or "TRUE", schema, who)):
+            raise UsageError(
+                f"channel {entry.name!r} is to carry on rows where {entry.carried or 'TRUE'}, and "
+                f"{above.name!r} of its parent has only those where {above.carried}: ask for a "
+                "part of them, as in that predicate AND another"
+            )
 
 
 def results_of(said: Matches, bodies: Bodies) -> tuple[bytes, Bodies] | None:

@@ -19,11 +19,8 @@ from quorumcast.broadcast.application import Deliver
 from quorumcast.client.selecting import Filters, OpenedDelivery, open_delivery, select_rows
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.ids import Channel
-from quorumcast.core.limits import MAX_PREDICATE_TEXT, MAX_PREDICATES
+from quorumcast.core.limits import MAX_FILTER_TEXT, MAX_PREDICATES
 from quorumcast.matching.filter import Filter
-
-#: Bytes of predicates that a node sends to brokers for one channel; with more it asks for all rows.
-MAX_ASKED_BYTES = 8 * MAX_PREDICATE_TEXT
 
 
 class Reselection(msgspec.Struct, frozen=True, eq=False):
@@ -84,8 +81,8 @@ class ChannelReaders:
             if filter_ is None:
                 return {}
             texts.update({one.id: one.text for one in filter_.predicates})
-        size = sum(len(text.encode()) for text in texts.values())
-        if len(texts) > MAX_PREDICATES or size > MAX_ASKED_BYTES:
+        size = sum(len(text) for text in texts.values())
+        if len(texts) > MAX_PREDICATES or size > MAX_FILTER_TEXT:
             return {}
         return {name: texts[name] for name in sorted(texts)}
 

@@ -16,11 +16,12 @@ import pyarrow as pa
 from quorumcast.broadcast.application import Deliver
 from quorumcast.cell.filters import filter_of
 from quorumcast.client.unpacking import unpack
+from quorumcast.core.cuts import head_of
 from quorumcast.core.envelope import ENVELOPE_BYTES, Envelope, read_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream
 from quorumcast.manifest.manifest import ChannelEntry
-from quorumcast.matching.cut import Rows, decode_cut, head_of
+from quorumcast.matching.cut import Rows, decode_cut
 from quorumcast.matching.filter import Filter
 from quorumcast.matching.grammar import parse_text
 from quorumcast.runtime.logs import note
@@ -88,7 +89,7 @@ class OpenedDelivery(msgspec.Struct, frozen=True, eq=False):
 def open_delivery(delivered: Deliver, schema: pa.Schema) -> OpenedDelivery | None:
     """The rows that came; None if the contents violate the schema."""
     if delivered.cut:
-        cut = decode_cut(delivered.body, schema)
+        cut = decode_cut(delivered.body, schema, accepted=True)
         return None if cut is None else OpenedDelivery(cut.batch, cut.rows, cut.total)
     data, _ = unpack(delivered.body, schema) or (None, None)
     return None if data is None else OpenedDelivery(data, None, data.num_rows)

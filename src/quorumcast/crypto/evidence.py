@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quorumcast.core.ids import DIGEST_SIZE, NodeId, holder
+from quorumcast.core.cuts import is_result
+from quorumcast.core.ids import DIGEST_SIZE, Digest, NodeId, holder
 from quorumcast.core.quorum import Quorums
 from quorumcast.core.statements import (
     Basis,
@@ -69,7 +70,8 @@ class Court:
         if len(receipt.digests) % DIGEST_SIZE or not 0 <= place < count:
             return "the receipt's digests do not cover its number"
         claimed = receipt.digests[place * DIGEST_SIZE : (place + 1) * DIGEST_SIZE]
-        if self._hash(receipt.contents) != claimed:
+        value = Digest(claimed)
+        if self._hash(receipt.contents) != value and not is_result(receipt.contents, value):
             return "the contents do not have the digest that was signed"
         signers = self.receipt_signers(receipt)
         if len(signers) < votes:

@@ -83,6 +83,8 @@ class ChannelOrigin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operator: bytes
     #: The name of the channel there.
     channel: Channel
+    #: The predicate of the rows that are carried on; "" for all.
+    where: str = ""
 
     @property
     def parent(self) -> CellKey:
@@ -112,6 +114,11 @@ class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def group(self, name: str) -> Group | None:
         """The shared subscription of that name."""
         return next((group for group in self.groups if group.name == name), None)
+
+    @property
+    def carried(self) -> str:
+        """The predicate of the rows that a relayed channel carries on; "" for all."""
+        return self.origin.where if self.origin else ""
 
     def arrow_schema(self) -> pa.Schema:
         """The schema of every publication on this channel."""

@@ -37,7 +37,6 @@ only gets shorter, so nothing goes whole of which a wider predicate gave a cut.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from typing import TypeAlias
 
@@ -46,9 +45,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from quorumcast.core.cuts import HEADER, MARK, digest_of_cut, looks_cut
 from quorumcast.core.envelope import ENVELOPE_BYTES, contents_start, read_envelope
 from quorumcast.core.errors import ensure
-from quorumcast.core.ids import DIGEST_SIZE, Digest
+from quorumcast.core.ids import Digest
 from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import decode_batch, decode_older, is_sound
 from quorumcast.matching.normal_form import (
@@ -62,11 +62,6 @@ from quorumcast.matching.normal_form import (
 
 #: Numbers of rows, ascending.
 Rows: TypeAlias = npt.NDArray[np.uint32]
-
-#: An envelope that begins like this has an impossible time, a label an impossible length.
-_MARK = b"\xff\xff\xff\xffcut\x01"
-_HEADER = struct.Struct("<8s32sIIII")
-_PERSON = b"quorumcast cut"
 
 
 class RowCut:
@@ -121,7 +116,7 @@ class RowCut:
     def _encoded(self) -> bytes:
         nulls, columns = write_columns(self._batch, self._places)
         numbers = (self.total, len(self.rows), len(self.head), len(nulls))
-        header = _HEADER.pack(_MARK, self.publication, *numbers)
+        header = HEADER.pack(MARK, self.publication, *numbers)
         parts = (header, self.head, self.rows.tobytes(), nulls, *columns)
         return b"".join(map(padded, parts))
 
@@ -185,29 +180,11 @@ def cut_out(opened: OpenedBody, places: Rows) -> RowCut | None:
     return cut if wider is not None or len(cut.encode()) < opened.size else None
 
 
-def looks_cut(body: bytes) -> bool:
-    """Whether a body claims to be a cut; a publication that does makes no sense."""
-    return body.startswith(_MARK) and len(body) >= _HEADER.size
+def decode_cut(body: bytes, schema: pa.Schema, *, accepted: bool = False) -> RowCut | None:
+    """The cut in a body; None if a faulty broker wrote nonsense, or wrote it differently.
 
-
-def publication_of(body: bytes) -> Digest:
-    """The digest of the publication in a body that looks like a cut."""
-    return Digest(body[len(_MARK) : len(_MARK) + DIGEST_SIZE])
-
-
-def head_of(body: bytes) -> bytes:
-    """Label and envelope in a body that looks like a cut: what a publication begins with."""
-    length: int = _HEADER.unpack_from(body)[4]
-    return body[_HEADER.size : _HEADER.size + length]
-
-
-def digest_of_cut(body: bytes) -> bytes:
-    """The value that brokers vote for if this is the cut."""
-    return hashlib.blake2b(body, digest_size=DIGEST_SIZE, person=_PERSON).digest()
-
-
-def decode_cut(body: bytes, schema: pa.Schema) -> RowCut | None:
-    """The cut in a body; None if a faulty broker wrote nonsense, or wrote it differently."""
+    An `accepted` one is known to be in normal form: enough brokers voted for its digest.
+    """
     if not looks_cut(body) or not has_normal_form(schema):
         return None
     try:
@@ -215,15 +192,15 @@ def decode_cut(body: bytes, schema: pa.Schema) -> RowCut | None:
     except (pa.ArrowException, struct.error, ValueError, MemoryError):
         return None
     # A cut has one form: the same rows are always the same bytes.
-    return cut if cut is not None and cut.encode() == body else None
+    return cut if cut is not None and (accepted or cut.encode() == body) else None
 
 
 def _decoded(body: bytes, schema: pa.Schema) -> RowCut | None:
     """The cut in a body, if it is sound; whether the body is in normal form is not checked."""
-    _, publication, total, count, head_size, columns = _HEADER.unpack_from(body)
+    _, publication, total, count, head_size, columns = HEADER.unpack_from(body)
     if not 0 < 2 * count <= total <= MAX_MATCHED_ROWS:
         return None
-    parts = Parts(body, _HEADER.size)
+    parts = Parts(body, HEADER.size)
     head = parts.bytes(head_size)
     rows = np.frombuffer(parts.buffer(4 * count), np.uint32)
     if rows[-1] >= total or not (rows[1:] > rows[:-1]).all():

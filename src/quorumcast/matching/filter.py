@@ -44,11 +44,6 @@ class Filter(msgspec.Struct, frozen=True, eq=False):
     indexed_start_cost: float
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        """The canonical texts of the predicates: they make the same filter."""
-        return tuple([predicate.text for predicate in self.predicates])
-
-    @property
     def schema(self) -> pa.Schema:
         """The columns of the channel."""
         return self.columns.schema

@@ -90,7 +90,7 @@ class _Joined(msgspec.Struct, frozen=True):
 
 
 class OpenedRun:
-    """The bodies of a run: publications, or cuts of them."""
+    """The bodies of a run: publications, or what other predicates made of them."""
 
     __slots__ = (
         "_blank", "_bodies", "_cuts", "_digests", "_joined", "_opened", "_rows", "_totals",
@@ -112,7 +112,11 @@ class OpenedRun:
         self._rows: int = sum(joined.batch.num_rows for joined in self._joined)
         self._totals = [None if opened is None else opened.total for opened in self._opened]
         #: The numbers that go whole whatever the filter, and the votes where no row matches.
-        self._whole = [place for place, opened in enumerate(self._opened) if opened is None]
+        self._whole = [
+            place
+            for place, opened in enumerate(self._opened)
+            if opened is None and self._digests[place] != NOTHING
+        ]
         self._blank = [NOTHING] * len(bodies)
         for place in self._whole:
             self._blank[place] = self._digests[place]

@@ -74,7 +74,7 @@ class KnownFilters:
         Raises `UsageError` if the predicates are none.
         """
         key = (reader, entry.name)
-        if not where:
+        if not where and not entry.carried:
             self._filters.pop(key, None)
             return True
         known = self._filters.get(key)

@@ -36,7 +36,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from quorumcast.broadcast.contract import Vouch, match
+from quorumcast.broadcast.contract import Vouch, match, match_results
 from quorumcast.broadcast.messages import Open
 from quorumcast.cell.messages import Positions, Regain, Regained
 from quorumcast.cell.serving.holdings import (
@@ -305,7 +305,8 @@ class Recovery:
         fetch, sender, digests = self._fetch, event.sender, message.digests
         if fetch is None or (message.stream, message.first) != (fetch.stream, fetch.first):
             return [Drop(DropReason.DUPLICATE, sender)]
-        if event.bodies and not match(split_digests(digests), event.bodies, self._view.hash):
+        fits = match_results if self._carries_results(fetch.stream) else match
+        if event.bodies and not fits(split_digests(digests), event.bodies, self._view.hash):
             return [
                 Drop(DropReason.BAD_BODY, sender),
                 Suspect(sender, Suspicion.BAD_BODY, fetch.stream, fetch.first),
@@ -399,6 +400,10 @@ class Recovery:
         return self._next()
 
     # ------------------------------------------------------------- choosing
+
+    def _carries_results(self, stream: Stream) -> bool:
+        entry = self._view.channel(stream.channel)
+        return entry is not None and entry.carried != ""
 
     def _entry(self, stream: Stream) -> ChannelEntry | None:
         """The channel of a lane that a broker can fetch from peers from the beginning.

@@ -7,6 +7,8 @@ two by one broker that contradict each other.
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from quorumcast.broadcast.acceptance import Acceptor
@@ -14,6 +16,7 @@ from quorumcast.broadcast.application import Proven
 from quorumcast.broadcast.messages import Contents
 from quorumcast.cell.messages import Attest
 from quorumcast.cell.serving.notary import segment_start
+from quorumcast.core.cuts import digest_of_cut, looks_cut, publication_of
 from quorumcast.core.ids import DIGEST_SIZE, NodeId, Stream
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Accuse, Bodies, Drop, DropReason, Effect, Suspect, Suspicion
@@ -47,16 +50,33 @@ def _dissents(witness: SegmentStatement, accused: SegmentStatement) -> bool:
     return outvotes(witness, msgspec.structs.replace(accused, basis=Basis.SETTLED))
 
 
+class HeldForm(enum.Enum):
+    """What brokers hold, and sign for, compared with what was accepted here."""
+
+    #: The same, of the numbers around it as well.
+    RUN = "run"
+    #: Publications; here are results on them, perhaps with fewer rows.
+    PUBLICATION = "publication"
+    #: The results that were accepted here: of a channel that carries on some rows only.
+    RESULT = "result"
+    #: Results with more rows than were wanted here.
+    WIDER_RESULT = "wider result"
+
+
 class Awaited(msgspec.Struct):
     """A receipt that the application awaits."""
 
+    #: What was accepted, or what brokers hold if that has more rows.
     contents: bytes
+    form: HeldForm = HeldForm.RUN
     #: For how many refreshes it has been awaited.
     refreshes: int = 0
-    #: The digest that brokers sign for, where other digests of its segment are not known here.
+    #: The digest that brokers sign for, if that is not known from what was accepted around it.
     digest: bytes = b""
-    #: Whether only a part of the contents is there.
-    is_cut: bool = False
+    #: Whether rows that brokers sign for are not there.
+    lacks_rows: bool = False
+    #: A result with more rows, from one broker.
+    wider: bytes = b""
 
 
 class Archive:
@@ -98,40 +118,43 @@ class Archive:
     def _pending_bytes(self) -> int:
         return sum(len(awaited.contents) for awaited in self._pending.values())
 
-    def want(self, number: int, contents: bytes, *, alone: bool = False) -> bool:
-        """Await a receipt; False if too many are awaited already.
-
-        Who subscribes to some rows does not know the digests of other publications, so statements
-        have to be about this one `alone`, and may lack its other rows.
-        """
+    def want(self, number: int, contents: bytes, form: HeldForm = HeldForm.RUN) -> bool:
+        """Await a receipt; False if too many are awaited already."""
         if number not in self._pending and (
             len(self._pending) >= MAX_PENDING
             or self._pending_bytes() + len(contents) > MAX_PENDING_BYTES
         ):
             return False
-        awaited = self._pending[number] = Awaited(contents)
-        if alone:
-            # Not at the top: who has no predicates starts without Arrow.
-            from quorumcast.matching.cut import looks_cut, publication_of
-
-            awaited.is_cut = looks_cut(contents)
-            known = publication_of if awaited.is_cut else self._view.hash
-            awaited.digest = known(contents)
+        awaited = self._pending[number] = Awaited(contents, form)
+        if form is HeldForm.RUN:
+            return True
+        awaited.lacks_rows = looks_cut(contents) and form is not HeldForm.RESULT
+        if not awaited.lacks_rows:
+            is_cut = looks_cut(contents)
+            awaited.digest = digest_of_cut(contents) if is_cut else self._view.hash(contents)
         return True
 
-    def cuts(self) -> list[int]:
-        """Numbers for which receipts are awaited and contents are lacking."""
-        return [number for number, awaited in self._pending.items() if awaited.is_cut]
+    def lacking(self) -> list[int]:
+        """Numbers for which receipts are awaited and rows are lacking."""
+        return [number for number, awaited in self._pending.items() if awaited.lacks_rows]
 
     def complete(self, message: Contents, bodies: Bodies) -> None:
         """Use contents that were pulled."""
         for number, body in enumerate(bodies, message.first):
             awaited = self._pending.get(number)
             fits = self._pending_bytes() + len(body) <= MAX_PENDING_BYTES
-            if awaited is None or not awaited.is_cut or not fits:
+            if awaited is None or not awaited.lacks_rows or not fits:
                 continue
-            if self._view.hash(body) == awaited.digest:
-                awaited.contents, awaited.is_cut = body, False
+            publication = publication_of(awaited.contents)
+            if self._view.hash(body) == publication:
+                awaited.contents, awaited.digest, awaited.lacks_rows = body, publication, False
+            elif (
+                awaited.form is HeldForm.WIDER_RESULT
+                and looks_cut(body)
+                and publication_of(body) == publication
+            ):
+                # Whether it is genuine only the signatures tell: on each refresh it is pulled anew.
+                awaited.wider, awaited.digest = body, digest_of_cut(body)
 
     def file(self, broker: NodeId, statement: SegmentStatement, signed: Signed) -> list[Effect]:
         """Keep a broker's statement, and look for contradictions."""
@@ -183,7 +206,8 @@ class Archive:
         """
         awaited = self._pending.get(number)
         alone = awaited is not None and (
-            awaited.digest != b"" or (awaited.refreshes > 0 and awaited.refreshes % 2 == 0)
+            awaited.form is not HeldForm.RUN
+            or (awaited.refreshes > 0 and awaited.refreshes % 2 == 0)
         )
         first = number if alone else max(self._start(number), acceptor.start)
         return Attest(self.stream, number, first)
@@ -257,7 +281,9 @@ class Archive:
                 continue
             awaited = self._pending[number]
             digests = awaited.digest or acceptor.accepted_run(first, count)
-            if digests is None or len(digests) != count * DIGEST_SIZE or awaited.is_cut:
+            if digests is None or len(digests) != count * DIGEST_SIZE:
+                continue
+            if awaited.lacks_rows and not awaited.wider:
                 continue
             expected = root(first, digests)
             by_log: dict[bytes, list[Signed]] = {}
@@ -272,7 +298,7 @@ class Archive:
                 return Receipt(
                     stream=self.stream,
                     number=number,
-                    contents=self._pending[number].contents,
+                    contents=awaited.wider or awaited.contents,
                     first=first,
                     digests=digests,
                     statements=genuine,

@@ -162,8 +162,9 @@ class Excerpt(Spans):
             match effect:
                 case Deliver(number=number) if number >= self.until:
                     continue
-                case Passed(stream=stream, upto=upto):
-                    kept.append(Passed(stream, min(upto, self.until - 1)))
+                case Passed(stream=stream, first=first, upto=upto):
+                    if first < self.until:
+                        kept.append(Passed(stream, first, min(upto, self.until - 1)))
                 case _:
                     kept.append(effect)
         return kept

@@ -173,7 +173,7 @@ class Fetcher:
 
     def pull_cut(self, archive: Archive) -> list[Effect]:
         """Ask for the whole of publications for which receipts are awaited; each time another."""
-        numbers, up = archive.cuts(), list(self._up)
+        numbers, up = archive.lacking(), list(self._up)
         if not numbers or not up:
             return []
         self._asked = (self._asked + 1) % len(up)

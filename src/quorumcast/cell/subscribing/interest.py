@@ -26,12 +26,13 @@ from quorumcast.broadcast.messages import Cursor
 from quorumcast.cell.filters import filter_of
 from quorumcast.cell.messages import Positions, Subscribe
 from quorumcast.cell.naming import name_in_turn
-from quorumcast.cell.subscribing.archive import Archive
+from quorumcast.cell.subscribing.archive import Archive, HeldForm
 from quorumcast.cell.subscribing.excerpt import FIRST_SPAN, Excerpt, Spans
 from quorumcast.cell.subscribing.reports import Reports
 from quorumcast.cell.subscribing.silence import SilenceWatch
 from quorumcast.cell.subscribing.source import Source
 from quorumcast.cell.subscribing.telling import Telling
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_ENDED
 from quorumcast.core.machine import Effect, Send
@@ -85,6 +86,7 @@ class Interest:
         "spans",
         "telling",
         "ticks",
+        "where",
     )
 
     def __init__(
@@ -97,7 +99,7 @@ class Interest:
         join: int = 0,
         heard: dict[NodeId, int] | None = None,
         cursors: tuple[Cursor, ...] = (),
-        filter_: Filter | None = None,
+        where: tuple[str, ...] = (),
     ) -> None:
         self.channel: Channel = entry.name
         self.entry = entry
@@ -107,8 +109,9 @@ class Interest:
         self._resumed = {cursor.stream: cursor.next for cursor in cursors}
         #: The time from which on publications are wanted, in microseconds; 0 for all.
         self._since = since
-        #: What is wanted of each publication; None for all of it.
-        self.filter = filter_
+        #: What is wanted of each publication, None for all of it; and as it was written.
+        self.filter: Filter | None = filter_of(entry, where)
+        self.where = where
         #: The number of this subscription, by which answers to earlier ones are told from its own.
         self.join = join
         #: Set if it has an end.
@@ -204,13 +207,17 @@ class Interest:
         )
 
     @property
-    def where(self) -> tuple[str, ...]:
-        """The predicates that brokers are asked for."""
-        return () if self.filter is None else self.filter.texts
+    def held(self) -> HeldForm:
+        """What brokers hold, compared with what is accepted here."""
+        if self.filter is None:
+            return HeldForm.RUN
+        if not self.entry.carried:
+            return HeldForm.PUBLICATION
+        return HeldForm.WIDER_RESULT if self.where else HeldForm.RESULT
 
-    def select(self, filter_: Filter | None) -> None:
+    def select(self, where: tuple[str, ...]) -> None:
         """Want other rows of all publications that are not accepted yet."""
-        self.filter = filter_
+        self.filter, self.where = filter_of(self.entry, where), where
         for stream, old in list(self.acceptors.items()):
             if stream.lane is not Lane.DATA:
                 continue
@@ -397,9 +404,12 @@ class Interest:
         entry = self._view.channel(self.channel)
         if self.filter is None or entry is None or entry.schema == self.entry.schema:
             return False
-        filter_ = filter_of(entry, self.filter.texts)
-        self.entry = entry
-        self.select(filter_)
+        before, self.entry = self.entry, entry
+        try:
+            self.select(self.where)
+        except UsageError:
+            self.entry = before
+            raise
         return True
 
     def _acceptor(self, stream: Stream, first: int) -> Acceptor:

@@ -19,6 +19,7 @@ from quorumcast.broadcast.application import Deliver, Recall, Recalled, Waive
 from quorumcast.broadcast.messages import Contents, Pull
 from quorumcast.cell.subscribing.fetching import RANGES_AT_ONCE, number_ranges
 from quorumcast.cell.subscribing.interest import Interest
+from quorumcast.core.cuts import head_of
 from quorumcast.core.ids import (
     DIGEST_SIZE,
     Channel,
@@ -220,7 +221,7 @@ def positioned(effect: Effect) -> Effect:
         return msgspec.structs.replace(effect, found=positioned(effect.found))
     if not isinstance(effect, Deliver):
         return effect
-    found = unlabel(_head_of_cut(effect.body) if effect.cut else effect.body)
+    found = unlabel(head_of(effect.body) if effect.cut else effect.body)
     if found is None:
         return effect
     label, contents = found
@@ -231,10 +232,3 @@ def positioned(effect: Effect) -> Effect:
         body=effect.body if effect.cut else contents,
         position=effect.number,
     )
-
-
-def _head_of_cut(body: bytes) -> bytes:
-    # Not at the top: who has no predicates starts without Arrow.
-    from quorumcast.matching.cut import head_of
-
-    return head_of(body)

@@ -29,7 +29,7 @@ from quorumcast.broadcast.chain import is_chain
 from quorumcast.broadcast.messages import Contents, Cursor, Matches
 from quorumcast.broadcast.signed_history import read_history
 from quorumcast.cell.accusations import Accusations, RepeatAccusations
-from quorumcast.cell.filters import filter_of, results_of
+from quorumcast.cell.filters import results_of
 from quorumcast.cell.messages import (
     Checkpoint,
     Missed,
@@ -253,7 +253,7 @@ class Subscriber:
             join=self._joins,
             heard=self._heard,
             cursors=join.cursors,
-            filter_=filter_of(entry, join.where),
+            where=join.where,
         )
         self._joins += 1
         self._interests[channel] = interest
@@ -264,7 +264,7 @@ class Subscriber:
         interest = self._interests.get(select.channel)
         if interest is None:
             return []
-        interest.select(filter_of(interest.entry, select.where))
+        interest.select(select.where)
         return self._ask_all(interest)
 
     def _on_leave(self, channel: Channel) -> list[Effect]:
@@ -494,7 +494,7 @@ class Subscriber:
         effects = acceptor.contents(event.sender, message.first, message.digests, event.bodies)
         effects += self._advance(interest, acceptor)
         archive = interest.archives.get(message.stream)
-        if archive is not None and archive.cuts():
+        if archive is not None and archive.lacking():
             archive.complete(message, event.bodies)
             effects += archive.prove(acceptor, self._receipt_votes(interest))
         return effects
@@ -557,7 +557,7 @@ class Subscriber:
         if interest is None or archive is None:
             return []
         acceptor = interest.acceptors[event.stream]
-        if not archive.want(event.number, event.contents, alone=acceptor.where != b""):
+        if not archive.want(event.number, event.contents, interest.held):
             return []
         proven = archive.prove(acceptor, self._receipt_votes(interest))
         if proven:

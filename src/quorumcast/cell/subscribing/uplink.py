@@ -11,25 +11,31 @@ each hands every `RelayEvent` that comes out as an effect to the other as an eve
     uplink ──Relayed─▶ broker       accepted by the parent's thresholds, in order, none twice
     uplink ──RelayedGap──▶ broker   lost: the parent no longer holds it
 
+A channel may carry on only some rows (`ChannelOrigin.where`). Then the uplink asks the parent for
+those, and hands on results: at each number nothing, a cut or the whole publication. All brokers of
+the child ask for the same, so they hold and vouch for the same.
+
 Of a total order that is new to the broker it reads no more than the broker retains: a durable order
 may have any number of positions. To learn of the end it joins twice, the first time only to ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave, Refused
+from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave, Passed, Refused
 from quorumcast.broadcast.messages import Cursor
 from quorumcast.broadcast.relayed import Attach, Follow, Relayed, RelayedGap
+from quorumcast.cell.filters import check_carried
 from quorumcast.cell.subscribing.subscriber import Subscriber
-from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, Stream
+from quorumcast.core.ids import DIGEST_SIZE, NOTHING, Channel, Millis, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Connected, Effect, Event
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.manifest.manifest import CellKey, Manifest
+from quorumcast.manifest.manifest import CellKey, ChannelEntry, Manifest
 from quorumcast.manifest.origins import check_origin
 
 #: Contents of one run, unless a single publication is larger.
@@ -56,6 +62,9 @@ class Uplink:
         entries = child.parents.get(self.parent, ())
         for entry in entries:
             check_origin(child, entry, self._manifest)
+            above = self._manifest.channel(entry.origin.channel) if entry.origin else None
+            if above is not None:
+                check_carried(entry, above)
         #: Channels of the child that come from the parent, their names there, and the reverse.
         self._entries = {entry.name: entry for entry in entries}
         self._there = {entry.name: entry.origin.channel for entry in entries if entry.origin}
@@ -118,13 +127,14 @@ class Uplink:
             self._probed[there] = None
             return self._join(Join(there), now)
         self._probed.pop(there, None)
-        return self._join(Join(there, start=0, cursors=cursors), now)
+        return self._join(Join(there, start=0, cursors=cursors, where=_carried(entry)), now)
 
     def _on_end(self, there: Channel, end: int, now: Millis) -> list[Effect]:
         """Read what the broker retains of an order that ends there now."""
         del self._probed[there]
-        start = end - self._entries[self._here[there]].policy.limits.retained_publications
-        return self._join(Join(there, start=max(start, 0)), now)
+        entry = self._entries[self._here[there]]
+        start = end - entry.policy.limits.retained_publications
+        return self._join(Join(there, start=max(start, 0), where=_carried(entry)), now)
 
     def _join(self, join: Join, now: Millis) -> list[Effect]:
         left = self._subscriber.handle(Leave(join.channel), now)
@@ -135,15 +145,19 @@ class Uplink:
     def _handed_on(self, effects: Iterable[Effect]) -> list[Effect]:
         """Effects of the subscriber, where what it delivers is for the broker."""
         out: list[Effect] = []
-        run: list[Deliver] = []
+        run: list[RelayedResult] = []
         for effect in effects:
-            if isinstance(effect, Deliver | DeliverGap) and effect.stream.channel in self._probed:
+            found = list(_results(effect))
+            if isinstance(effect, Deliver | DeliverGap | Passed) and (
+                effect.stream.channel in self._probed
+            ):
                 continue
-            if isinstance(effect, Deliver):
-                if run and not _continues(run, effect):
+            for result in found:
+                if run and not _continues(run, result):
                     out.append(self._relayed(run))
                     run = []
-                run.append(effect)
+                run.append(result)
+            if found:
                 continue
             if isinstance(effect, DeliverGap):
                 if run:
@@ -157,20 +171,45 @@ class Uplink:
                 out.append(effect)
         return [*out, self._relayed(run)] if run else out
 
-    def _relayed(self, run: list[Deliver]) -> Relayed:
-        stream, first = run[0].place
-        digests = b"".join([deliver.digest for deliver in run])
-        bodies = tuple([deliver.provable[2] for deliver in run])
-        return Relayed(self._carried(stream), first, digests, bodies)
+    def _relayed(self, run: list[RelayedResult]) -> Relayed:
+        digests = b"".join([result.value for result in run])
+        bodies = tuple([result.body for result in run])
+        return Relayed(self._carried(run[0].stream), run[0].number, digests, bodies)
 
     def _carried(self, stream: Stream) -> Stream:
         """The stream of the child that carries on one of the parent."""
         return replace(stream, channel=self._here[stream.channel])
 
 
-def _continues(run: list[Deliver], effect: Deliver) -> bool:
+class RelayedResult(NamedTuple):
+    """What the parent's brokers vouch for at one number."""
+
+    stream: Stream
+    number: int
+    value: bytes
+    body: bytes
+
+
+def _carried(entry: ChannelEntry) -> tuple[str, ...]:
+    """The predicates that a channel asks its parent for."""
+    return (entry.carried,) if entry.carried else ()
+
+
+def _results(effect: Effect) -> Iterator[RelayedResult]:
+    match effect:
+        case Deliver():
+            stream, number = effect.place
+            yield RelayedResult(stream, number, effect.cut or effect.digest, effect.provable[2])
+        case Passed(stream=stream, first=first, upto=upto):
+            for number in range(first, upto + 1):
+                yield RelayedResult(stream, number, NOTHING, b"")
+        case _:
+            pass
+
+
+def _continues(run: list[RelayedResult], result: RelayedResult) -> bool:
     """Whether a publication can be in a run as its next one."""
-    stream, number = run[-1].place
-    if effect.place != (stream, number + 1) or len(run) >= MAX_RUN:
+    last = run[-1]
+    if (result.stream, result.number) != (last.stream, last.number + 1) or len(run) >= MAX_RUN:
         return False
-    return sum(len(deliver.body) + DIGEST_SIZE for deliver in run) + len(effect.body) <= RUN_BYTES
+    return sum(len(before.body) + DIGEST_SIZE for before in run) + len(result.body) <= RUN_BYTES

@@ -115,13 +115,16 @@ def read_document(path: Path) -> Receipt | Evidence:
 
 def _origin(receipt: Receipt) -> tuple[str, int, int | None, str | None]:
     """Publisher, number, position (with total order) and claimed time of the publication."""
+    from quorumcast.core.cuts import head_of, looks_cut
     from quorumcast.core.envelope import read_envelope, time_of
     from quorumcast.core.ids import total_order
     from quorumcast.core.labels import unlabel
 
-    stream = receipt.stream
-    found = unlabel(receipt.contents) if stream == total_order(stream.channel) else None
-    envelope = read_envelope(receipt.contents if found is None else found[1])
+    stream, contents = receipt.stream, receipt.contents
+    if looks_cut(contents):
+        contents = head_of(contents)
+    found = unlabel(contents) if stream == total_order(stream.channel) else None
+    envelope = read_envelope(contents if found is None else found[1])
     when = None if envelope is None else time_of(envelope.published_us).isoformat()
     if found is None:
         return stream.publisher, receipt.number, None, when

@@ -24,6 +24,7 @@ from quorumcast.broadcast.messages import (
     Voucher,
 )
 from quorumcast.cell.messages import Attest, Checkpoint, Missed, Regained, Vote
+from quorumcast.core.cuts import digest_of_cut, looks_cut
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Millis, NodeId, Stream
 from quorumcast.core.machine import Effect, Send
 from quorumcast.core.message import Message
@@ -149,10 +150,7 @@ def revouched(message: ChainRun | Vote, context: FaultContext) -> ChainRun | Vot
 
 def result_digest(body: bytes, context: FaultContext) -> Digest:
     """The value of a vote for these contents: a cut, or a whole publication."""
-    # Not at the top: brokers without predicates start without Arrow.
-    from quorumcast.matching.cut import digest_of_cut, looks_cut
-
-    return Digest(digest_of_cut(body)) if looks_cut(body) else context.manifest.hash(body)
+    return digest_of_cut(body) if looks_cut(body) else context.manifest.hash(body)
 
 
 def digests_of(bodies: Sequence[bytes], context: FaultContext) -> bytes:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from quorumcast.broadcast.application import Deliver, Passed
 from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.filters import results_of
+from quorumcast.core.cuts import looks_cut
 from quorumcast.core.ids import CELL, NodeId, Stream, split_digests, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Send
 from quorumcast.manifest.manifest import ChannelEntry
-from quorumcast.matching.cut import decode_cut, looks_cut
+from quorumcast.matching.cut import decode_cut
 from quorumcast.sim.cell.judges.facts import CellFacts, may_publish, may_subscribe
 from quorumcast.sim.cell.judges.readers import Reader
 from quorumcast.sim.cell.judges.twin import RowResult

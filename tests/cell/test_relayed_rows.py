@@ -1,0 +1,208 @@
+"""Relayed channels that carry on some rows only: results are held, recovered and proven."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.support.cells import BOB
+from tests.support.rows import COLUMNS, NONSENSE, SCHEMA, prices_of, rows_body
+from tests.support.tree_network import CellPlan, TreeNetwork, identity_in, manifest_of
+
+from quorumcast.broadcast.application import Deliver, Prove, Select
+from quorumcast.broadcast.messages import Matches
+from quorumcast.cell.subscribing.uplink import Uplink
+from quorumcast.core.cuts import looks_cut
+from quorumcast.core.errors import UsageError
+from quorumcast.core.machine import Send
+from quorumcast.core.publication import decode_batch
+from quorumcast.manifest.policy import Policy
+
+CHEAP = "price < 50"
+TOP = CellPlan("top", Policy.named("ab"), n=4, schema=COLUMNS)
+LEAF = CellPlan("leaf", Policy.named("relay"), parent="top", schema=COLUMNS, where=CHEAP)
+BELOW = CellPlan(
+    "below", Policy.named("relay"), parent="leaf", schema=COLUMNS, where=f"{CHEAP} AND price > 4"
+)
+TRAFFIC = ((60, 70), (5, 60, 70), (1, 2, 60), (80,), (40, 41, 90, 91), (3,))
+#: Cheap rows; all if they are more than half.
+CARRIED = [(2, [5]), (3, [1, 2, 60]), (5, [40, 41]), (6, [3])]
+
+
+def tree(*plans: CellPlan) -> TreeNetwork:
+    made = TreeNetwork(*plans)
+    made["top"].publisher()
+    made.run(100)
+    return made
+
+
+def publish(made: TreeNetwork, *runs: tuple[int, ...], for_ms: int = 400) -> None:
+    made["top"].publish(*(rows_body(prices) for prices in runs))
+    made.run(for_ms)
+
+
+def read(made: TreeNetwork, cell: str, name: str = "bob") -> list[tuple[int, list[int]]]:
+    """What a subscriber was told, as numbers and prices."""
+    found: list[tuple[int, list[int]]] = []
+    for told in made[cell].delivered.get(msgspec.convert(name, type(BOB)), ()):
+        if told.cut:
+            prices = prices_of(told.body)
+        else:
+            batch = decode_batch(memoryview(told.body)[16:], SCHEMA)
+            assert batch is not None
+            prices = batch.column("price").to_pylist()
+        found.append((told.position or told.number, prices))
+    return found
+
+
+@pytest.mark.parametrize("policy", ["ab", "ab+history", "brb", "direct", "total"])
+def test_reader_of_a_child_gets_the_rows_that_the_child_carries_on(policy: str) -> None:
+    relay = Policy.named("relay-total" if policy == "total" else "relay")
+    top = msgspec.structs.replace(TOP, policy=Policy.named(policy, alpha=2))
+    made = tree(top, msgspec.structs.replace(LEAF, policy=relay))
+    made["leaf"].subscribe()
+    publish(made, *TRAFFIC, for_ms=1000)
+    assert read(made, "leaf") == CARRIED
+    assert not made["leaf"].gaps
+    assert not made["leaf"].suspected
+
+
+def test_reader_that_comes_late_gets_the_rows_that_the_child_holds() -> None:
+    made = tree(TOP, LEAF)
+    publish(made, *TRAFFIC, for_ms=800)
+    made["leaf"].subscribe()
+    made.run(500)
+    assert read(made, "leaf") == CARRIED
+
+
+def test_reader_with_a_predicate_gets_rows_of_those_that_the_child_carries_on() -> None:
+    made = tree(TOP, LEAF)
+    made["leaf"].subscribe("bob", 0, "price > 2", "price = 60")
+    publish(made, *TRAFFIC, for_ms=800)
+    # Whatever was carried on whole: 60 is not cheap, so nobody gets it as a row of its own.
+    assert read(made, "leaf") == [(2, [5]), (5, [40, 41]), (6, [3])]
+    made["leaf"].happen(BOB, Select(made["leaf"].plan.channel))
+    publish(made, (1, 60, 70), (60,))
+    assert read(made, "leaf")[-1] == (7, [1])
+
+
+def test_uplink_gets_no_more_than_the_rows_that_are_carried_on() -> None:
+    sizes = []
+    for where in ("", CHEAP):
+        made = tree(TOP, msgspec.structs.replace(LEAF, where=where))
+        sent: list[Send] = []
+
+        def note(node: str, reader: str, send: Send, sent: list[Send] = sent) -> bool:
+            sent += [send] if reader.startswith("leaf-") else []
+            return False
+
+        made["top"].losses.append(note)
+        publish(made, *([(1, *range(100, 200))] * 10))
+        sizes.append(sum(len(body) for send in sent for body in send.bodies))
+    assert sizes[1] < sizes[0] / 5
+
+
+def test_cells_may_carry_on_ever_fewer_rows() -> None:
+    made = tree(TOP, LEAF, BELOW)
+    made["below"].subscribe()
+    publish(made, *TRAFFIC, for_ms=1500)
+    assert read(made, "below") == [(2, [5]), (5, [40, 41])]
+
+
+def test_child_that_asks_for_rows_that_its_parent_lacks_is_refused() -> None:
+    wider = msgspec.structs.replace(BELOW, where="price < 60")
+    plans = (TOP, LEAF, wider)
+    leaf, below = manifest_of(LEAF, plans), manifest_of(wider, plans)
+    keyring = leaf.keyring(identity_in("leaf", "below-b1"))
+    with pytest.raises(UsageError, match="has only those where price < 50"):
+        Uplink(below, leaf, keyring)
+    unknown = msgspec.structs.replace(LEAF, where="prize < 50")
+    top, child = manifest_of(TOP, (TOP, unknown)), manifest_of(unknown, (TOP, unknown))
+    with pytest.raises(UsageError, match="what channel 'orders' carries on names the column"):
+        Uplink(child, top, top.keyring(identity_in("top", "leaf-b1")))
+
+
+def test_nonsense_of_a_publisher_is_carried_on() -> None:
+    made = tree(TOP, LEAF)
+    made["leaf"].subscribe()
+    made["top"].publish(NONSENSE)
+    made.run(400)
+    (told,) = made["leaf"].delivered[BOB]
+    assert (told.body, told.cut) == (NONSENSE, b"")
+
+
+@pytest.mark.parametrize("fault", ["alter", "drop", "alter-body"])
+def test_reader_misses_no_row_though_a_broker_of_each_cell_lies(fault: str) -> None:
+    made = tree(TOP, LEAF)
+    for cell in ("top", "leaf"):
+        made[cell].corrupt("b3", fault)
+    made["leaf"].subscribe()
+    for prices in TRAFFIC:
+        publish(made, prices)
+    made.run(4000)
+    assert read(made, "leaf") == CARRIED
+    assert {suspect.node for _, suspect in made["leaf"].suspected} <= {"b3"}
+    assert not made["leaf"].gaps
+
+
+def test_wiped_broker_gets_results_back_from_its_own_cell() -> None:
+    made = tree(TOP, LEAF)
+    publish(made, *TRAFFIC, for_ms=800)
+    before = made["leaf"].ledger("b1").digests(1, 6)
+    made.stop("leaf", "b1")
+    made["leaf"].start_broker("b1", wiped=True)  # without its uplink
+    made.run(15_000)
+    assert made["leaf"].ledger("b1").digests(1, 6) == before
+    made["leaf"].subscribe()
+    made.run(500)
+    assert read(made, "leaf") == CARRIED
+
+
+def test_restarted_broker_goes_on_where_it_was() -> None:
+    made = tree(TOP, LEAF)
+    made["leaf"].subscribe()
+    publish(made, *TRAFFIC[:3])
+    for broker in ("b1", "b2", "b3"):
+        made.stop("leaf", broker)
+        made.start("leaf", broker)
+        made.run(12_000)
+    publish(made, *TRAFFIC[3:], for_ms=3000)
+    assert read(made, "leaf") == CARRIED
+    assert not made["leaf"].gaps
+
+
+@pytest.mark.parametrize("where", [(), ("price > 0",)])
+@pytest.mark.parametrize("policy", ["ab", "total"])
+def test_receipt_of_the_child_proves_the_rows_that_it_carries_on(
+    policy: str, where: tuple[str, ...]
+) -> None:
+    relay = Policy.named("relay-total" if policy == "total" else "relay")
+    top = msgspec.structs.replace(TOP, policy=Policy.named(policy))
+    made = tree(top, msgspec.structs.replace(LEAF, policy=relay))
+    made["leaf"].subscribe("bob", 0, *where)
+    publish(made, (5, 60, 70), (1, 2, 60), for_ms=800)
+    for told in made["leaf"].delivered[BOB]:
+        assert isinstance(told, Deliver)
+        made["leaf"].happen(BOB, Prove(*told.provable))
+    made.run(2000)
+    court = made["leaf"].manifest.court()
+    cut, other = made["leaf"].proven
+    assert [court.why_receipt_fails(receipt, 2) for receipt in (cut, other)] == [None, None]
+    assert prices_of(cut.contents) == [5]
+    assert not looks_cut(other.contents)
+    forged = msgspec.structs.replace(cut, contents=cut.contents[:-1] + b"!")
+    assert court.why_receipt_fails(forged, 2)
+
+
+def test_votes_of_the_child_are_about_results() -> None:
+    made = tree(TOP, LEAF)
+    told: list[Matches] = []
+
+    def note(node: str, reader: str, send: Send) -> bool:
+        told.extend([send.message] if isinstance(send.message, Matches) else [])
+        return False
+
+    made["leaf"].losses.append(note)
+    made["leaf"].subscribe()
+    publish(made, *TRAFFIC)
+    assert told
+    assert len({said.where for said in told}) == 1
