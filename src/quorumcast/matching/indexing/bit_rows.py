@@ -83,9 +83,9 @@ def _bits_of_terms(
         if terms.has_members is None:
             continue
         for place in mine[terms.has_members[numbers[mine]]].tolist():
-            wanted = np.array([low for low, _ in terms[int(numbers[place])].pieces], np.int32)
-            first, last = (np.searchsorted(ascending, wanted, side=s) for s in ("left", "right"))
-            found[place] = np.bitwise_or.reduce(lowest[first] ^ lowest[last], axis=0)
+            members = terms.members_of(int(numbers[place]))
+            nearest = np.minimum(np.searchsorted(members, ranks[column]), len(members) - 1)
+            found[place] = packed(members[nearest] == ranks[column])
     return found
 
 

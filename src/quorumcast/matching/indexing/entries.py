@@ -103,6 +103,12 @@ class Terms:
     def __len__(self) -> int:
         return len(self._terms)
 
+    def members_of(self, term: int) -> npt.NDArray[np.int64]:
+        """The ranks of the members of a term that is a set, ascending."""
+        first = np.int64(term) << _SHIFT
+        start, end = np.searchsorted(self.members, (first, first + (1 << 32)))
+        return self.members[start:end] - first
+
     def _term(self, number: int, place: int, constraint: Constraint) -> RankTerm:
         ranks = self.ranks[place]
         pieces = ranks.pieces(constraint)
