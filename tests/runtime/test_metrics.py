@@ -74,7 +74,7 @@ def page_of(manifest: Manifest, machine: Broker, logs: dict[str, LogStatus]) -> 
     """What the page of a broker without a process shows of its machine."""
     channels = channel_metrics(manifest, machine)
     sizes, waits = machine.sizes(), machine.catching_up()
-    collector = Collector(Telemetry(), 1, {}, channels, logs, sizes, {}, None, waits)
+    collector = Collector(Telemetry(), 1, {}, channels, logs, sizes, {}, None, waits, [])
     return parsed(exposition(collector).decode())
 
 

@@ -51,6 +51,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "backup": Entry("cell.backups:backup", "Copy a cell while it runs."),
         "restore": Entry("cell.backups:restore", "Make a cell from a backup."),
         "status": Entry("cell.operations:status", "Show the brokers of a cell."),
+        "tree": Entry("tree.commands:app", "Make, run and show trees of cells."),
         "doctor": Entry("cell.doctor:doctor", "Check a cell, and say what to do."),
     },
     "Use a cell": {

@@ -25,6 +25,7 @@ from quorumcast.manifest import build
 from quorumcast.manifest.files import sign_manifest, write_identity, write_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.trees import PlannedCell
 from quorumcast.runtime.broker.broker import BrokerSettings
 from quorumcast.runtime.broker.identities import next_identity
 from quorumcast.runtime.broker.process import encode_settings
@@ -60,15 +61,16 @@ class LocalCluster(Bed):
         trace: Path | None = None,
         observe: Path | None = None,
         log_level: str = "info",
+        cell: PlannedCell | None = None,
     ) -> None:
+        """`cell` is one of a tree (`testing.tree`), in place of what else makes a manifest."""
         super().__init__(directory, arrow=bool(trace or observe))
-        ports = free_ports(brokers)
-        self.plan = CellSetup(
+        self.plan: CellSetup | PlannedCell = cell or CellSetup(
             brokers=brokers,
             f=f,
             clients=clients,
             channels=channels,
-            ports=ports,
+            ports=free_ports(brokers),
             host=host,
             repeatable=False,
         )
@@ -152,7 +154,14 @@ class LocalCluster(Bed):
 
     def start(self) -> None:
         """Start every broker and wait until all of them listen."""
-        pipes = {broker: self._spawn(broker) for broker in self.brokers}
+        self.await_started(self.begin_start())
+
+    def begin_start(self) -> dict[NodeId, int]:
+        """Start every broker; `await_started` takes what this returns."""
+        return {broker: self._spawn(broker) for broker in self.brokers}
+
+    def await_started(self, pipes: dict[NodeId, int]) -> None:
+        """Wait until all brokers listen."""
         for broker, pipe in pipes.items():
             self._wait_ready(broker, pipe)
 

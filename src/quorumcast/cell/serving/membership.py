@@ -77,6 +77,20 @@ class Remind(Timer, frozen=True, tag=True):
     epoch: int
 
 
+def statements_needed(present: Manifest, following: Manifest) -> int:
+    """How many statements of known brokers on a later epoch include one of a correct broker.
+
+    One is enough if brokers only crash in both epochs. It must be: while a broker was away, the
+    cell may have replaced all brokers that it knows but one.
+    """
+    protections = {
+        protection
+        for manifest in (present, following)
+        for protection in (*(c.policy.protection for c in manifest.channels), *manifest.logs)
+    }
+    return 1 if protections == {Protection.CRASH} else present.quorums.one_correct
+
+
 class Membership:
     """The epoch of one broker, and the change to the next."""
 
@@ -238,19 +252,6 @@ class Membership:
         staying = [signed for signed in statements if following.broker(signed.signer) is not None]
         return len(staying) >= anchored(following, faulty_across(self._view.quorums.f, following.f))
 
-    def _believe(self, following: Manifest) -> int:
-        """How many statements of known brokers include one of a correct broker.
-
-        One is enough if brokers only crash in both epochs. It must be: while this broker was away,
-        the cell may have replaced all brokers that it knows but one.
-        """
-        protections = {
-            protection
-            for manifest in (self._view.manifest, following)
-            for protection in (*(c.policy.protection for c in manifest.channels), *manifest.logs)
-        }
-        return 1 if protections == {Protection.CRASH} else self._view.quorums.one_correct
-
     def _on_remind(self, timer: Remind) -> list[Effect]:
         """Repeat this broker's statement while it waits."""
         wanted = timer.epoch if self._sequencers.all() else self._view.epoch
@@ -331,7 +332,7 @@ class Membership:
             if keys is not None and said and signature_holds(signed, keys.verify_key):
                 theirs[signer] = signed
         statements = theirs | known
-        enough = len(known) >= self._believe(following)
+        enough = len(known) >= statements_needed(self._view.manifest, following)
         if enough and self._learnable(following, statements.values()):
             return self._move(event.data, tuple(statements.values()))
         if not self._sequencers.all():

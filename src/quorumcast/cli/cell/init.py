@@ -92,7 +92,7 @@ def init(
         [(f"broker-{i + 1}", host, base_port + i) for i in range(brokers)],
         largest_f(Protection.BYZANTINE, brokers) if f is None else f,
         names,
-        [_retaining(parse_channel(spec), retain or ()) for spec in channel or [DEFAULT_CHANNEL]],
+        [retaining(parse_channel(spec), retain or ()) for spec in channel or [DEFAULT_CHANNEL]],
         digest=choose_digest(digest),
         mac=mac,
         reproduction=reproduce_freeman,
@@ -102,7 +102,7 @@ def init(
         raise UsageError(f"no node can be called {OPERATOR!r}; choose another name")
     if tls:
         manifest = with_certificates(manifest, identities)
-    _write(directory, manifest, [operator, *identities.values()], force=force)
+    write_cell(directory, manifest, [operator, *identities.values()], force=force)
     if json_:
         print_json(CellSummary.of(manifest, directory))
     else:
@@ -139,7 +139,7 @@ def parse_channel(spec: str) -> ChannelEntry:
     )
 
 
-def _retaining(entry: ChannelEntry, retain: Sequence[str]) -> ChannelEntry:
+def retaining(entry: ChannelEntry, retain: Sequence[str]) -> ChannelEntry:
     """The channel with the retention of the command line."""
     from msgspec.structs import replace
 
@@ -170,7 +170,10 @@ def with_certificates(manifest: Manifest, identities: Mapping[NodeId, Identity])
     return replace(manifest, brokers=brokers)
 
 
-def _write(directory: Path, manifest: Manifest, identities: list[Identity], *, force: bool) -> None:
+def write_cell(
+    directory: Path, manifest: Manifest, identities: list[Identity], *, force: bool
+) -> None:
+    """Write the files of a new cell; the first identity is its operator's."""
     from quorumcast.manifest.files import sign_manifest, write_identity, write_manifest
 
     old = [path for path in (directory / MANIFEST, *directory.glob(f"*{IDENTITY}"))
@@ -198,7 +201,7 @@ def _hide_from_git(directory: Path) -> None:
     """Write a .gitignore for the keys; for everything, if the directory has no other files."""
     ignore = directory / ".gitignore"
     if not ignore.exists():
-        ours = {"logs", "data", "evidence", "epochs"}
+        ours = {"logs", "data", "evidence", "epochs", "parents"}
         alone = all(path.name in ours or path.suffix == ".old" for path in directory.iterdir())
         ignore.write_text("*\n" if alone else f"*{IDENTITY}\n*.old\n")
 

@@ -86,6 +86,7 @@ def check_brokers(
             findings += _clock(broker.id, row)
             findings += _epoch(manifest, broker.id, row, directory)
             findings += _catching_up(broker.id, row)
+            findings += _uplinks(broker.id, row)
             findings += _faults(broker.id, row)
             findings += _links(broker.id, row, troubles)
             findings += _floods(manifest, broker.id, row)
@@ -232,6 +233,21 @@ def _catching_up(name: str, row: Row) -> Iterator[Finding]:
         says = f"it is catching up ({', '.join(lacks[:NAMED_PROBLEMS])})"
         advice = "restart no other broker meanwhile; if it does not end, start those that are down"
         yield Finding(name, "warning", says, advice)
+
+
+def _uplinks(name: str, row: Row) -> Iterator[Finding]:
+    """Brokers that cannot reach a parent cell."""
+    for uplink in row.get("uplinks", ()):
+        parent, troubles = uplink["parent"], uplink["brokers"]
+        linked = sum(not trouble for trouble in troubles.values())
+        if uplink["trouble"]:
+            says = f"it gets nothing from its parent {parent}: {uplink['trouble']}"
+            yield Finding(name, "warning", says, "it looks at the parent's files every second")
+        elif linked < uplink["needed"]:
+            why = next(trouble for trouble in troubles.values() if trouble)
+            says = f"it is linked to {linked} of {len(troubles)} brokers of its parent {parent}"
+            says += f", and {uplink['needed']} are needed ({why})"
+            yield Finding(name, "warning", says, f"look at cell {parent} with 'quorumcast status'")
 
 
 def _faults(name: str, row: Row) -> Iterator[Finding]:

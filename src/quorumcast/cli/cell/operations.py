@@ -31,14 +31,16 @@ def status(where: StatusOptions, json_: JsonOption = False) -> None:
 
     Exit code 0 if the cell is well, 1 if it is not.
     """
+    from quorumcast.cli.cell.levels import levels_above
     from quorumcast.cli.cell.live_checks import judge_cell
 
     cell = where.read()
     rows = where.ask(cell)
     verdict = judge_cell(cell, where.path.parent, rows)
+    levels = levels_above(cell, where.path.parent, rows)
     if json_:
         shown = {"cell": cell.cell, "epoch": cell.epoch, "brokers": rows, "verdict": verdict}
-        print_json({**shown, "warning": cell.warning})
+        print_json({**shown, "levels": levels, "warning": cell.warning})
     else:
         out = console(width=STATUS_WIDTH)
         out.print(status_table(cell.cell, rows))
@@ -49,6 +51,8 @@ def status(where: StatusOptions, json_: JsonOption = False) -> None:
                 out.print(f"{name} suspects {counts}", markup=False)
         for line in predicate_lines(rows):
             out.print(line, markup=False)
+        for level in (level for steps in levels.values() for level in steps):
+            out.print(level.sentence, markup=False)
         out.print(verdict.says, markup=False)
         if cell.warning:
             out.print(f"warning: {cell.warning}", markup=False)

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,34 +68,43 @@ def up(
     from quorumcast.cli.cell.supervisor import Supervisor
     from quorumcast.manifest.files import read_manifest
 
-    _check_level(log)
+    check_level(log)
     manifest = read_manifest(manifest_path(directory))
     warn(manifest.warning)
     supervisor = Supervisor(
         directory, manifest, only=only, allow_faults=allow_faults, store=store, log_level=log
     )
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, _stop)
-    try:
+    with stopped_by_signals(supervisor.stop):
         refuse_running(directory, manifest.cell, [child.entry for child in supervisor.children])
         supervisor.start()
         if sys.stdout.isatty() and not json_:
             _watch_live(supervisor, manifest.cell)
         else:
             _watch_plainly(supervisor, json_)
+
+
+@contextlib.contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at the end, which a signal may bring; a second one does not interrupt it."""
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, _stop)
+    try:
+        yield
     except _Stopped:
         return
     finally:
         for number in STOPPING:
             signal.signal(number, signal.SIG_IGN)
-        supervisor.stop()
+        stop()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def refuse_running(directory: Path, cell: str, brokers: Sequence[BrokerEntry]) -> None:
+def refuse_running(
+    directory: Path, cell: str, brokers: Sequence[BrokerEntry], *, command: str = "up"
+) -> None:
     """Raise `UsageError` if brokers of this cell are already running."""
     rows = ask_all({broker.id: default_status_url(broker) for broker in brokers})
     for name, row in rows.items():
@@ -104,7 +113,7 @@ def refuse_running(directory: Path, cell: str, brokers: Sequence[BrokerEntry]) -
             kill = f", or with 'kill {pid}'" if pid else ""
             raise UsageError(
                 f"cell {cell!r} seems to be running already ({name} answers); stop it with Ctrl-C "
-                f"where 'quorumcast up {directory}' runs{kill}"
+                f"where 'quorumcast {command} {directory}' runs{kill}"
             )
 
 
@@ -127,7 +136,7 @@ def _stop(number: int, frame: Any) -> None:
     raise _Stopped
 
 
-def _check_level(level: str) -> None:
+def check_level(level: str) -> None:
     if level not in LEVELS:
         raise UsageError(f"--log is one of {', '.join(LEVELS)}, not {level!r}")
 
@@ -191,6 +200,10 @@ def broker(
     evidence: Annotated[Path | None, typer.Option(help="Write evidence of lies here.")] = None,
     data: Annotated[Path | None, typer.Option(help="Keep the store here.")] = None,
     store: StoreOption = "sqlite",
+    parents: Annotated[
+        Path | None,
+        typer.Option(help="Parent cells; the directory 'parents' beside the manifest by default."),
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Parquet trace here.")] = None,
     observe: ObserveOption = None,
     allow_faults: FaultsOption = False,
@@ -207,7 +220,7 @@ def broker(
     from quorumcast.manifest.files import read_identity
     from quorumcast.runtime.broker.broker import BrokerSettings, serve_broker
 
-    _check_level(log)
+    check_level(log)
     cell = where.read()
     warn(cell.warning)
     file = where.identity_file(of_broker=True)
@@ -229,6 +242,7 @@ def broker(
         evidence=evidence,
         data=data,
         store=store,
+        parents=parents,
         trace=trace,
         observe=observe.resolve() if observe else None,
         log_level=log,

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from quorumcast.broadcast.protocol import check_installed
+from quorumcast.broadcast.relayed import Follow
 from quorumcast.cell.accusations import SavedEvidence
 from quorumcast.cell.messages import CELL_FAMILY, Subscribe, Vote
 from quorumcast.cell.serving.broker import RECORDS, Broker
@@ -56,6 +57,8 @@ from quorumcast.runtime.broker.epochs import (
 from quorumcast.runtime.broker.http import HttpServer
 from quorumcast.runtime.broker.identities import identity_for, settle_identity
 from quorumcast.runtime.broker.misbehaviour import MisbehaviourLog
+from quorumcast.runtime.broker.parents import parents_beside
+from quorumcast.runtime.broker.uplinks import UplinkHost, Uplinks
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.greeting import Greeter
 from quorumcast.runtime.links.limits import TransportLimits
@@ -76,6 +79,8 @@ READ_SOON_S = 0.1
 READ_AGAIN_S = 10.0
 #: A removed broker runs on for this long, to show late nodes the proof of the new epoch.
 LEAVE_S = 3.0
+#: Uplinks read nothing more while so many bytes wait for the disk.
+CLOGGED_BYTES = 4 * 1024 * 1024
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +103,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     data: Path | None = None
     #: The kind of that store: the built-in one, or one of another package.
     store: str = SQLITE
+    #: The directory of parent cells (`parents`); the one beside the manifest by default.
+    parents: Path | None = None
     #: Directories for a trace of forwarded publications, and for observations of other nodes.
     trace: Path | None = None
     observe: Path | None = None
@@ -153,12 +160,8 @@ class BrokerNode:
             on_other_epoch=lambda epoch: self._read_soon(),
             on_proof=self._on_proof,
         )
-        reports = self._reports = MisbehaviourLog(identity.name, self.telemetry, settings.evidence)
-        application: dict[type, Callable[[Any], None]] = {
-            Suspect: reports.on_suspect,
-            Accuse: reports.on_accuse,
-            Adopt: self._on_adopt,
-        }
+        self._reports = MisbehaviourLog(identity.name, self.telemetry, settings.evidence)
+        self.uplinks = self._make_uplinks()
         self._replaying = False  # whether the packet at hand asks for publications of the past
         #: Whether no store existed when this process first needed one.
         self._began_empty = False
@@ -167,7 +170,7 @@ class BrokerNode:
             self.machine,
             self.transport,
             telemetry=self.telemetry,
-            application=application,
+            application=self._handlers(),
             publications=(Vote, self._on_vote),
             store=self._store,
             on_failure=self._fail,
@@ -187,6 +190,38 @@ class BrokerNode:
             CELL_FAMILY,
             proof=lambda: encode_proof(self._data, self.machine.membership.statements),
         )
+
+    def _handlers(self) -> dict[type, Callable[[Any], None]]:
+        """What is done with the effects of the machine that the driver does not know."""
+        return {
+            Suspect: self._reports.on_suspect,
+            Accuse: self._reports.on_accuse,
+            Adopt: self._on_adopt,
+            Follow: self.uplinks.follow,
+        }
+
+    def _make_uplinks(self) -> Uplinks:
+        """The uplinks to parent cells, not yet connected."""
+        settings = self.settings
+        host = UplinkHost(
+            self.name,
+            feed=lambda event: self.driver.feed(event),
+            is_clogged=self._is_clogged,
+            fail=self._fail,
+            evidence=settings.evidence,
+            limits=settings.limits,
+        )
+        parents = settings.parents or parents_beside(settings.manifest)
+        uplinks = Uplinks(host, parents, self.manifest)
+        uplinks.check()
+        return uplinks
+
+    def _is_clogged(self) -> bool:
+        """Whether so much waits for the disk that nothing is to be added."""
+        if self._store is None:
+            return False
+        status = self._store.status()
+        return bool(status.full) or status.waiting_bytes > CLOGGED_BYTES
 
     def _open_store(self, manifest: Manifest) -> BrokerStore | None:
         """The store, if the policy of a channel or a log needs one."""
@@ -231,6 +266,7 @@ class BrokerNode:
                 raise UsageError("faults from the start need --allow-faults")
             self.control.install(FaultOrder(fault))
         self.transport.call_peers()
+        self.uplinks.start()
         note(
             "listens",
             address=entry.address,
@@ -260,6 +296,7 @@ class BrokerNode:
 
     async def stop(self) -> None:
         """Write what waits and close everything."""
+        await self.uplinks.close()
         await self.transport.close()
         self.driver.stop()
         await self.http.close()
@@ -412,6 +449,7 @@ class BrokerNode:
         if store is not None:
             self.driver.restore()
         self.transport.renew(manifest, self._greeter())
+        self.uplinks.adopt(manifest)
         note("took a new epoch", epoch=manifest.epoch)
 
     def _keep(self, manifest: Manifest, kept: KeptEpoch) -> None:

@@ -7,7 +7,7 @@
     GET /faults     the catalogue and what is installed
     POST /faults    {"name": "alter", "percent": 50, "victims": ["bob"]}
     DELETE /faults  all of them, or ?name=alter
-    DELETE /links   break every link, as a bad network would
+    DELETE /links   break every link, those to parents as well, as a bad network would
 
 Faults and cut links are for tests and demonstrations: both are refused unless the broker was
 started with `--allow-faults`.
@@ -41,6 +41,7 @@ from quorumcast.runtime.broker.http import (
     error_response,
     json_response,
 )
+from quorumcast.runtime.broker.uplinks import Uplinks, UplinkStatus
 from quorumcast.runtime.driver import Driver
 from quorumcast.runtime.links.fairness import Load
 from quorumcast.runtime.links.transport import Transport
@@ -94,6 +95,8 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: By the protection of the log.
     logs: dict[str, LogStatus]
     catching_up: list[str]
+    #: The links to parent cells, for channels that come from there.
+    uplinks: list[UplinkStatus]
     load: dict[NodeId, Load]
     sizes: dict[str, int]
     store: StoreStatus | None
@@ -121,6 +124,7 @@ class Controlled(Protocol):
     machine: Broker
 
     transport: Transport
+    uplinks: Uplinks
 
     @property
     def name(self) -> NodeId:
@@ -190,6 +194,7 @@ class Control:
             streams=list(machine.streams().values()),
             logs=machine.logs(),
             catching_up=machine.catching_up(),
+            uplinks=node.uplinks.status(),
             load=node.transport.load(),
             sizes=self._sizes(),
             store=node.store_status(),
@@ -207,7 +212,8 @@ class Control:
 
     def _sizes(self) -> dict[str, int]:
         """How much each container that peers can fill holds."""
-        return {**self._node.machine.sizes(), **self._node.transport.sizes()}
+        node = self._node
+        return {**node.machine.sizes(), **node.transport.sizes(), **node.uplinks.sizes()}
 
     def _on_metrics(self, request: HttpRequest) -> Response:
         from quorumcast.runtime.broker.metrics import Collector, channel_metrics, exposition
@@ -226,6 +232,7 @@ class Control:
             node.transport.load(),
             node.store_status(),
             node.machine.catching_up(),
+            node.uplinks.status(),
         )
         content_type = "text/plain; version=0.0.4; charset=utf-8"
         return Response(HTTPStatus.OK, exposition(collector), content_type)
@@ -297,6 +304,7 @@ class Control:
         if not self._allow_faults:
             return self._forbidden()
         self._node.transport.cut()
+        self._node.uplinks.cut()
         note("cut its links on request")
         return json_response({"cut": True})
 

@@ -9,12 +9,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from quorumcast.cell.serving.membership import EpochProof
+from quorumcast.cell.serving.membership import EpochProof, statements_needed
 from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
 from quorumcast.core.limits import MAX_CHAIN, MAX_MANIFEST_BYTES
 from quorumcast.core.quorum import Protection
-from quorumcast.core.statements import Signed
-from quorumcast.manifest.files import parse_manifest
+from quorumcast.core.statements import Signed, parse_epoch
+from quorumcast.crypto.identity import signature_holds
+from quorumcast.manifest.files import manifest_digest, parse_manifest
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.links.limits import MAX_PROOF_BYTES
 from quorumcast.traces.drafts import replacing
@@ -57,6 +59,29 @@ def decode_proof(proof: bytes) -> EpochProof | None:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return EpochProof(found.data, found.words)
+
+
+def proven_manifest(present: Manifest, proof: EpochProof) -> Manifest | None:
+    """The later epoch of a cell of which a client is shown a proof; None if it does not hold.
+
+    As a broker that was away, it believes f+1 brokers that it knows (`cell.serving.membership`).
+    """
+    try:
+        following = parse_manifest(proof.data, operator=present.operator, newer_than=present.epoch)
+    except UsageError:
+        return None
+    if following.cell != present.cell:
+        return None
+    wanted = (present.cell, following.epoch, manifest_digest(following))
+    believed: set[NodeId] = set()
+    for signed in proof.statements:
+        said, broker = parse_epoch(signed.payload), present.broker(signed.signer)
+        if said is None or broker is None or said.broker != signed.signer:
+            continue
+        about = (said.cell, said.epoch, said.digest) == wanted
+        if about and signature_holds(signed, broker.verify_key):
+            believed.add(signed.signer)
+    return following if len(believed) >= statements_needed(present, following) else None
 
 
 def save_epoch(path: Path, kept: KeptEpoch) -> None:

@@ -28,6 +28,7 @@ from quorumcast.core.envelope import events_of
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, holder
 from quorumcast.core.version import __version__
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.broker.uplinks import UplinkStatus
 from quorumcast.runtime.links.fairness import Load
 from quorumcast.runtime.store.contract import StoreStatus
 from quorumcast.runtime.telemetry import LATENCIES_S, Telemetry, cpu_seconds, rss_bytes
@@ -127,6 +128,7 @@ class Collector(msgspec.Struct, eq=False):
     load: dict[NodeId, Load]
     store: StoreStatus | None
     catching_up: list[str]
+    uplinks: list[UplinkStatus]
 
     def collect(self) -> Iterable[Metric]:
         """Every metric family of this broker."""
@@ -141,6 +143,7 @@ class Collector(msgspec.Struct, eq=False):
         for key, up in self.peers.items():
             connected.add_metric(list(key), up)
         yield connected
+        yield from self._uplinks()
         for name, about, field in _COSTS:
             family = CounterMetricFamily(f"quorumcast_peer_{name}", about, labels=["peer"])
             yield _filled(family, {peer: getattr(load, field) for peer, load in self.load.items()})
@@ -231,6 +234,20 @@ class Collector(msgspec.Struct, eq=False):
                     channel: getattr(one.predicates, name) for channel, one in self.channels.items()
                 }
                 yield _filled(family, work)
+
+    def _uplinks(self) -> Iterable[Metric]:
+        linked = GaugeMetricFamily(
+            "quorumcast_uplink_up", "whether there is a link", labels=["parent", "peer"]
+        )
+        accepted = CounterMetricFamily(
+            "quorumcast_uplink_publications", "accepted from a parent cell", labels=["parent"]
+        )
+        for uplink in self.uplinks:
+            accepted.add_metric([uplink.parent], uplink.accepted)
+            for peer, trouble in uplink.brokers.items():
+                linked.add_metric([uplink.parent, peer], not trouble)
+        yield linked
+        yield accepted
 
     def _logs(self) -> Iterable[Metric]:
         leader = GaugeMetricFamily(

@@ -38,10 +38,14 @@ MAX_READ_BYTES = 32 * 1024 * 1024
 class MisbehaviourLog:
     """Reports the 1st, 2nd, 4th, 8th … time, so that a faulty node cannot fill the log."""
 
-    def __init__(self, name: NodeId, telemetry: Telemetry, evidence: Path | None) -> None:
+    def __init__(
+        self, name: NodeId, telemetry: Telemetry, evidence: Path | None, *, cell: str = ""
+    ) -> None:
         self._name = name
         self._telemetry = telemetry
         self._evidence = evidence
+        #: Says which cell is meant, if it is not the broker's own.
+        self._about = {"cell": cell} if cell else {}
 
     def on_suspect(self, effect: Suspect) -> None:
         """Report a node that behaved as no correct node does."""
@@ -55,6 +59,7 @@ class MisbehaviourLog:
                 stream=str(effect.stream) if effect.stream else "",
                 number=effect.number,
                 times=count,
+                **self._about,
             )
 
     def on_accuse(self, effect: Accuse) -> None:
@@ -69,6 +74,7 @@ class MisbehaviourLog:
             accused=evidence.accused,
             kind=evidence.kind.value,
             times=count,
+            **self._about,
         )
         if self._evidence is not None:
             try:

@@ -1,0 +1,324 @@
+"""`quorumcast tree …`: make, run and show a tree of cells in one directory.
+
+DIR/root, DIR/cell-1, DIR/cell-1-1 …    a cell each, as 'quorumcast init' makes them
+DIR/cell-1/parents/root/                what the brokers of cell-1 need to reach the root
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorumcast.cli.cell.init import CHANNEL, DEFAULT_CHANNEL, parse_channel, retaining, write_cell
+from quorumcast.cli.cell.running import (
+    TABLE_S,
+    TICK_S,
+    FaultsOption,
+    LogOption,
+    StoreOption,
+    check_level,
+    refuse_running,
+    stopped_by_signals,
+)
+from quorumcast.cli.common import IDENTITY, MANIFEST, console, print_json, table, warn
+from quorumcast.cli.options import Commands, JsonOption, RetainOption
+from quorumcast.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.table import Table
+
+    from quorumcast.cli.cell.supervisor import SupervisedBroker, Supervisor
+    from quorumcast.cli.tree.cells import TreeCell
+    from quorumcast.cli.tree.mapping import MappedCell
+    from quorumcast.manifest.trees import PlannedCell
+
+app = Commands(
+    no_args_is_help=True,
+    help="Make, run and show trees of cells: children carry on channels of their parents.",
+    epilog="Example:  quorumcast tree init tree --levels 2 --fanout 3",
+)
+
+TreeArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Made by 'tree init'.")]
+
+
+@app.command("init", example="tree init tree --levels 3 --fanout 2 --channel trades:total")
+def init_tree(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the cells go.")],
+    levels: Annotated[int, typer.Option(help="Levels, with the root.")] = 2,
+    fanout: Annotated[int, typer.Option(help="Children of each cell.")] = 2,
+    f: Annotated[int, typer.Option("--f", help="Faulty brokers in each cell.")] = 1,
+    policy: Annotated[
+        str, typer.Option(help="The root's policy for the channel 'events'; see 'init --channel'.")
+    ] = "",
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(metavar=CHANNEL, help="A channel of the root instead; may be repeated."),
+    ] = None,
+    clients: Annotated[
+        str, typer.Option(help="Names of clients, with commas; each has keys in every cell.")
+    ] = "alice,bob",
+    retain: RetainOption = None,
+    host: Annotated[str, typer.Option(help="Where brokers listen.")] = "127.0.0.1",
+    base_port: Annotated[int, typer.Option(help="Port of the first broker.")] = 7100,
+    digest: Annotated[
+        str, typer.Option(help="sha256, blake3, blake2b, or auto: the fastest on this machine.")
+    ] = "auto",
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Create a tree of cells: identities, operators' keys and signed manifests.
+
+    The root has as many brokers as its policies need, and every child 2f+1. Clients publish in the
+    root, and subscribe anywhere.
+    """
+    from quorumcast.manifest.trees import TreeDesign, full_tree, make_tree
+    from quorumcast.runtime.digests import choose_digest
+
+    if policy and channel:
+        raise UsageError("--policy is for the channel 'events' alone; write it into each --channel")
+    default = f"{DEFAULT_CHANNEL.partition(':')[0]}:{policy}" if policy else DEFAULT_CHANNEL
+    plan = TreeDesign(
+        shape=full_tree(levels, fanout),
+        channels=tuple(
+            retaining(parse_channel(spec), retain or ()) for spec in channel or [default]
+        ),
+        f=f,
+        clients=tuple(name.strip() for name in clients.split(",") if name.strip()),
+        host=host,
+        base_port=base_port,
+        fields={"digest": choose_digest(digest)},
+    )
+    cells = make_tree(plan)
+    write_tree(directory, cells, tls=tls)
+    if json_:
+        print_json(
+            {
+                "directory": str(directory),
+                "cells": {
+                    name: {
+                        "parent": cell.parent,
+                        "f": cell.manifest.f,
+                        "brokers": {b.id: b.address for b in cell.manifest.brokers},
+                        "channels": {c.name: c.policy.title for c in cell.manifest.channels},
+                    }
+                    for name, cell in cells.items()
+                },
+            }
+        )
+        return
+    print(_sentence(cells, f))
+    for entry in next(iter(cells.values())).manifest.channels:
+        print(f"  channel {entry.name}: {entry.policy.described}")
+    print(f"Next:  quorumcast tree up {shlex.quote(str(directory))}")
+
+
+def _sentence(cells: dict[str, PlannedCell], f: int) -> str:
+    root, *others = cells.values()
+    count = "1 cell" if not others else f"{len(cells)} cells"
+    said = f"{count}: the root with {len(root.manifest.brokers)} brokers"
+    if others:
+        many = "1 child" if len(others) == 1 else f"{len(others)} children"
+        each = "" if len(others) == 1 else " each"
+        said += f", {many} with {len(others[0].manifest.brokers)}{each}"
+    return f"{said}; in each cell {f} may lie"
+
+
+def write_tree(directory: Path, cells: dict[str, PlannedCell], *, tls: bool = False) -> None:
+    """Write the files of all cells; refused if one is there already."""
+    from quorumcast.cli.cell.init import with_certificates
+    from quorumcast.manifest.files import read_manifest, sign_manifest
+    from quorumcast.runtime.broker.parents import write_parents
+
+    for place in (directory, *(directory / name for name in cells)):
+        if (place / MANIFEST).exists() or any(place.glob(f"*{IDENTITY}")):
+            raise UsageError(f"{place} already has a cell; choose another directory")
+    for name, cell in cells.items():
+        place, identities = directory / name, cell.identities
+        manifest = with_certificates(cell.manifest, identities) if tls else cell.manifest
+        write_cell(place, manifest, [cell.operator, *identities.values()], force=False)
+        if cell.parent:
+            above = read_manifest(directory / cell.parent / MANIFEST)
+            write_parents(place, sign_manifest(above, cells[cell.parent].operator), cell.uplinks)
+
+
+# ---------------------------------------------------------------------- running
+
+
+@app.command("up", example="tree up tree --allow-faults")
+def up_tree(
+    directory: TreeArgument,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Start this cell only; may be repeated.")
+    ] = None,
+    allow_faults: FaultsOption = False,
+    store: StoreOption = "sqlite",
+    log: LogOption = "info",
+    json_: JsonOption = False,
+) -> None:
+    """Run all brokers of a tree on this machine until Ctrl-C, and restart those that exit.
+
+    Files of each cell are where 'quorumcast up' puts them: DIR/CELL/logs, DIR/CELL/evidence.
+    """
+    from quorumcast.cli.cell.supervisor import Supervisor
+    from quorumcast.cli.tree.cells import read_tree
+
+    check_level(log)
+    cells = read_tree(directory)
+    names = [cell.name for cell in cells]
+    for name in only or ():
+        if name not in names:
+            raise UsageError(f"there is no cell {name!r} in {directory}; it has {', '.join(names)}")
+    supervisors: dict[str, Supervisor] = {}
+    for cell in cells:
+        if only and cell.name not in only:
+            continue
+        warn(cell.manifest.warning)
+        supervisors[cell.name] = Supervisor(
+            cell.directory, cell.manifest, allow_faults=allow_faults, store=store, log_level=log
+        )
+
+    def stop() -> None:
+        stop_all(list(supervisors.values()))
+
+    with stopped_by_signals(stop):
+        for cell in cells:
+            if cell.name in supervisors:
+                refuse_running(directory, cell.name, cell.manifest.brokers, command="tree up")
+        for supervisor in supervisors.values():
+            supervisor.start()
+        if sys.stdout.isatty() and not json_:
+            _watch_live(supervisors, directory)
+        else:
+            _watch_plainly(supervisors, json_)
+
+
+def stop_all(supervisors: list[Supervisor]) -> None:
+    """Stop all brokers at the same time."""
+    for supervisor in supervisors:
+        for child in supervisor.children:
+            child.terminate()
+    for supervisor in supervisors:
+        supervisor.stop()
+
+
+def _changes(supervisors: dict[str, Supervisor]) -> Iterator[tuple[str, SupervisedBroker, str]]:
+    for cell, supervisor in supervisors.items():
+        for child, happened in supervisor.poll():
+            yield cell, child, happened
+
+
+def _watch_plainly(supervisors: dict[str, Supervisor], json_: bool) -> None:
+    """Print one line per change."""
+    waiting = {
+        (cell, child.entry.id)
+        for cell, supervisor in supervisors.items()
+        for child in supervisor.children
+    }
+    while True:
+        for cell, child, happened in _changes(supervisors):
+            name = child.entry.id
+            if json_:
+                event = {"cell": cell, "broker": name, "event": happened, "pid": child.pid}
+                print_json(event)
+            else:
+                print(f"{cell}/{name} {happened} ({child.entry.address})", flush=True)
+            if happened == "ready" and waiting:
+                waiting.discard((cell, name))
+                if not waiting:
+                    print_json({"event": "up", "cells": list(supervisors)}) if json_ else print(
+                        "the tree is up; Ctrl-C stops it", flush=True
+                    )
+        time.sleep(TICK_S)
+
+
+def _watch_live(supervisors: dict[str, Supervisor], directory: Path) -> None:
+    from rich.live import Live
+
+    from quorumcast.cli.tree.cells import read_tree
+    from quorumcast.cli.tree.mapping import look_at
+
+    with Live(console=console(), auto_refresh=False) as live:
+        due = 0.0
+        while True:
+            changed = bool(list(_changes(supervisors)))
+            if changed or time.monotonic() >= due:
+                due = time.monotonic() + TABLE_S
+                cells = read_tree(directory)
+                live.update(_picture(directory, cells, look_at(cells)), refresh=True)
+            time.sleep(TICK_S)
+
+
+# ------------------------------------------------------------------------- map
+
+
+@app.command("map", example="tree map tree")
+def map_tree(directory: TreeArgument, json_: JsonOption = False) -> None:
+    """Show the cells of a tree: who is up, and how far each cell is behind its parent."""
+    from quorumcast.cli.tree.cells import read_tree
+    from quorumcast.cli.tree.mapping import look_at
+
+    cells = read_tree(directory)
+    facts = look_at(cells)
+    if json_:
+        print_json({"directory": str(directory), "cells": facts})
+    else:
+        console().print(_picture(directory, cells, facts))
+
+
+def _picture(directory: Path, cells: list[TreeCell], facts: list[MappedCell]) -> Table:
+    from rich.markup import escape
+
+    found = table("cell", simple=True, title=f"tree {escape(str(directory))}")
+    for name, settings in _COLUMNS.items():
+        found.add_column(name, **settings)
+    for branch, cell in zip(_branches(cells), facts, strict=True):
+        up = sum(cell.brokers.values())
+        colour = "green" if up == len(cell.brokers) else "yellow" if up >= cell.needed else "red"
+        found.add_row(
+            f"{branch}{escape(cell.cell)}",
+            f"[{colour}]{up}/{len(cell.brokers)}[/]",
+            str(cell.f),
+            str(cell.epoch),
+            "\n".join(f"{escape(one.channel)} ({one.policy})" for one in cell.channels),
+            "\n".join("?" if one.held is None else f"{one.held:,}" for one in cell.channels),
+            "\n".join("" if not one.parent else _late(one.behind) for one in cell.channels),
+        )
+    return found
+
+
+_COLUMNS: dict[str, dict[str, Any]] = {
+    "up": {"justify": "right"},
+    "f": {"justify": "right"},
+    "epoch": {"justify": "right"},
+    "channel": {"overflow": "fold"},
+    "publications": {"justify": "right"},
+    "behind its parent": {"justify": "right"},
+}
+
+
+def _late(behind: int | None) -> str:
+    return "?" if behind is None else f"{behind:,}"
+
+
+def _branches(cells: list[TreeCell]) -> list[str]:
+    """The lines of the picture before each cell's name."""
+    drawn: list[str] = []
+    for at, cell in enumerate(cells):
+        marks = ""
+        for level in range(2, cell.level + 1):
+            later = [other.level for other in cells[at + 1 :]]
+            # Whether another cell of that level follows below the same parent.
+            more = next((other for other in later if other <= level), 0) == level
+            if level == cell.level:
+                marks += "├─ " if more else "└─ "
+            else:
+                marks += "│  " if more else "   "
+        drawn.append(marks)
+    return drawn
