@@ -25,6 +25,7 @@ from quorumcast.crypto.mac import REPRODUCTION_MACS, mac_factory
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import Policy, like_of
+from quorumcast.manifest.trees import full_tree
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.runtime.links.wan import WanPlan
 from quorumcast.traces.form import ProcessUse
@@ -74,6 +75,9 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     alpha_max: int = 0
     brokers: int = 4
     f: int | None = None
+    #: Cells, each the parent of the next (`bench.tree`): publishers are clients of the first one,
+    #: subscribers of the last.
+    levels: int = 1
     publishers: int = 1
     subscribers: int = 1
     channels: int = 1
@@ -243,6 +247,14 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return (self.events + self.channels - 1 - channel) // self.channels if self.events else 0
 
     # --------------------------------------------------------------- processes
+
+    def cells(self) -> tuple[str, ...]:
+        """The directories of the cells, parents first, below that of the run."""
+        return tuple(full_tree(self.levels, 1)) if self.levels > 1 else ("",)
+
+    def cell_of(self, role: str) -> str:
+        """The directory of the cell to which clients of this role belong."""
+        return self.cells()[-1 if role == "subscriber" else 0]
 
     def channel_name(self, index: int) -> str:
         """The name of a channel."""

@@ -16,6 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
@@ -216,21 +217,8 @@ class Bench:
         self._progress = progress
         self._processes = ProcessorTime()
         self._workers = WorkerBed(directory, arrow=bool(plan.trace or plan.observe))
-        policy = plan.channel_policy()
-        self._cluster = LocalCluster(
-            brokers=plan.brokers,
-            f=plan.tolerated(),
-            clients=[plan.name_of(role, index) for role, index in plan.workers()],
-            channels={plan.channel_name(i): policy for i in range(plan.channels)},
-            directory=directory,
-            tls=plan.tls,
-            host=host_for(plan, directory),
-            trace=Path(plan.trace) if plan.trace else None,
-            observe=Path(plan.observe) if plan.observe else None,
-            log_level="warning",
-        )
-        manifest = msgspec.structs.replace(self._cluster.manifest, **plan.algorithms())
-        self._cluster.write_manifest(manifest)
+        #: The cell of the publishers.
+        self._cluster = self._make_cluster()
         self._brokers = list(map(str, self._cluster.brokers))
         #: The header of the trace; None if there is no trace.
         self._header: Header | None = None
@@ -240,19 +228,47 @@ class Bench:
         (directory / "plan.json").write_bytes(msgspec.json.encode(plan))
         self._counters = BenchCounters(directory / "counters", plan, create=True)
 
+    def _make_cluster(self) -> LocalCluster:
+        plan, policy = self.plan, self.plan.channel_policy()
+        cluster = LocalCluster(
+            brokers=plan.brokers,
+            f=plan.tolerated(),
+            clients=[plan.name_of(role, index) for role, index in plan.workers()],
+            channels={plan.channel_name(i): policy for i in range(plan.channels)},
+            directory=self._directory,
+            tls=plan.tls,
+            host=host_for(plan, self._directory),
+            trace=Path(plan.trace) if plan.trace else None,
+            observe=Path(plan.observe) if plan.observe else None,
+            log_level="warning",
+        )
+        manifest = msgspec.structs.replace(cluster.manifest, **plan.algorithms())
+        cluster.write_manifest(manifest)
+        return cluster
+
+    def _running(self) -> AbstractContextManager[object]:
+        """All brokers, while they run."""
+        return self._cluster
+
+    def _wait_linked(self) -> None:
+        self._cluster.wait_for_links()
+
+    def _watch_brokers(self) -> None:
+        for broker in self._brokers:
+            self._processes.watch("broker", broker, self._cluster.pid(broker))
+
     def run(self) -> BenchReport:
         """Start everything, measure, stop everything."""
         try:
             self._progress("starting processes")
-            with self._cluster:
-                for broker in self._brokers:
-                    self._processes.watch("broker", broker, self._cluster.pid(broker))
+            with self._running():
+                self._watch_brokers()
                 self._inject_fault()
                 self._start_workers()
                 self._workers.wait_ready(
                     lambda: self._counters.ready() == len(self.plan.workers()), READY_TIMEOUT_S
                 )
-                self._cluster.wait_for_links()
+                self._wait_linked()
                 warm, stop = self._measure()
                 self._drain()
                 results = self._workers.collect(WorkerResult, EXIT_TIMEOUT_S)
@@ -442,7 +458,7 @@ class Bench:
         processes = self._processes.use(warm, stop)
         used = self._processes.by_role({node: use.cpu_s for node, use in processes.items()})
         handled = sum(events for events, _ in rates) / len(rates) * seconds
-        by_brokers = len(list((self._directory / "evidence").glob("*.evidence")))
+        by_brokers = len(list(self._directory.rglob("*.evidence")))
         return BenchReport(
             **plan.cell_parameters(),
             fault=plan.fault,
@@ -529,7 +545,9 @@ def latency(samples_ns: list[int]) -> LatencySample:
     )
 
 
-def run_bench(plan: BenchPlan, progress: Progress = lambda stage: None) -> BenchReport:
+def run_bench(
+    plan: BenchPlan, progress: Progress = lambda stage: None, kind: type[Bench] = Bench
+) -> BenchReport:
     """Measure what the plan says, on this machine."""
     plan.check()
     if plan.trace:
@@ -539,4 +557,4 @@ def run_bench(plan: BenchPlan, progress: Progress = lambda stage: None) -> Bench
         place = directory_at(Path(plan.observe) / name)
         plan = msgspec.structs.replace(plan, observe=str(place.resolve()))
     with tempfile.TemporaryDirectory(prefix="quorumcast-bench-") as directory:
-        return Bench(plan, Path(directory), progress).run()
+        return kind(plan, Path(directory), progress).run()

@@ -138,9 +138,10 @@ class Worker:
 
     async def connect(self) -> Node:
         """Connect this worker's client to all brokers."""
-        manifest_path = self.directory / "manifest.json"
+        cell = self.directory / self.plan.cell_of(self.result.role)
+        manifest_path = cell / "manifest.json"
         manifest = read_manifest(manifest_path)
-        identity = read_identity(self.directory / f"{self.result.name}.identity")
+        identity = read_identity(cell / f"{self.result.name}.identity")
         node = instrumented_node(
             manifest,
             identity,

@@ -34,9 +34,10 @@ SOAK = "soak"
 FLOODS = "floods"
 RETENTION = "retention"
 MATCHING = "matching"
+TREE = "tree"
 #: Figures for programs, tables for people, and whether all promises were kept.
 SuiteResult: TypeAlias = "tuple[object, list[Table], bool]"
-SUITES = (FREEMAN, FAULTS, FIT, SOAK, FLOODS, RETENTION, MATCHING)
+SUITES = (FREEMAN, FAULTS, FIT, SOAK, FLOODS, RETENTION, MATCHING, TREE)
 
 
 class PlanOptions(msgspec.Struct, kw_only=True):
@@ -155,6 +156,7 @@ def bench(
             "'fit': FIT-Broker's five tests of its four kinds, against its figures. "
             "'soak': total order while brokers are killed, paused, cut off and wiped. "
             "'floods': what a client that floods brokers leaves to the others. "
+            "'tree': cells one below another, as shares of the root alone. "
             "'retention': what it costs to keep ten million events, or --events. "
             "'matching': up to 100,000 predicates on events, without a cell."
         ),
@@ -189,11 +191,13 @@ def bench(
     plan = measured.plan()
     counted = msgspec.structs.replace(plan, events=events)
     sweep.check(suite)
-    if plan.observe and (workload is not None or suite in (FIT, SOAK, FLOODS, RETENTION, MATCHING)):
+    if plan.observe and (
+        workload is not None or suite in (FIT, SOAK, FLOODS, RETENTION, MATCHING, TREE)
+    ):
         raise UsageError(
             f"--observe is for single runs and the suites {FREEMAN!r} and {FAULTS!r}; leave it out"
         )
-    if plan.weather and suite in (SOAK, FLOODS, RETENTION, MATCHING):
+    if plan.weather and suite in (SOAK, FLOODS, RETENTION, MATCHING, TREE):
         raise UsageError("--latency, --jitter, --loss and --link are not for this; leave them out")
     if workload is not None:
         if suite:
@@ -300,6 +304,7 @@ def _suite(name: str, plan: BenchPlan, runs: int, sweep: SweepOptions, json_: bo
         raise UsageError("--runs must be 1 or more")
     suites: dict[str, Callable[[BenchPlan, int, Progress], SuiteResult]]
     suites = {FAULTS: _faults, FIT: partial(_fit, sweep), SOAK: _soak, FLOODS: _floods}
+    suites[TREE] = _tree
     with ProgressDisplay() as progress:
         if name == FREEMAN:
             figures, tables, sound = freeman.run(plan, runs, sweep, progress)
@@ -362,6 +367,34 @@ def _soak(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
             reports.append(run_soak(bad_hour, Path(directory), progress))
     tables = [_soak_table(report) for report in reports]
     return reports, tables, all(report.sound for report in reports)
+
+
+def _tree(plan: BenchPlan, runs: int, progress: Progress) -> SuiteResult:
+    from quorumcast.bench.tree import CALM_RATE, run_tree
+
+    lines = run_tree(plan, runs, progress)
+    shown = table(
+        *("policy", "brokers"),
+        right=(
+            *("pubs/s", "of the root", "with liars", "of that", f"ms at {CALM_RATE:g}/s", "99 %"),
+            *("last level", "lost, dup., alt."),
+        ),
+        title="trees: publications of one event from the root to a reader of the last cell",
+    )
+    for line in lines:
+        latencies = (line.latency_p50, line.latency_p99, line.added_p50)
+        shown.add_row(
+            line.policy,
+            "+".join(map(str, line.cells)),
+            f"{line.publications_per_s:,.0f}",
+            f"{line.share:.0%}" if line.share else "",
+            f"{line.lying_per_s:,.0f}",
+            f"{line.lying_share:.0%}" if line.lying_share else "",
+            *("" if ms is None else f"{ms:,.2f}" for ms in latencies),
+            f"{line.lost}, {line.duplicated}, {line.altered}",
+            style="" if line.sound else "red",
+        )
+    return lines, [shown], all(line.sound for line in lines)
 
 
 def _retention(events: int, json_: bool) -> None:
