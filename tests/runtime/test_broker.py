@@ -41,6 +41,7 @@ from quorumcast.runtime.broker.misbehaviour import MisbehaviourLog
 from quorumcast.runtime.store import store
 from quorumcast.runtime.store.store import DiskStore
 from quorumcast.runtime.telemetry import Telemetry
+from quorumcast.testing.bed import free_ports
 from quorumcast.testing.cells import CellSetup
 
 BROKER = NodeId("broker-1")
@@ -94,6 +95,54 @@ def test_broker_strangers_with_a_high_epoch_do_not_make_it_read_its_manifest(
         await until(lambda: node.manifest.epoch == 2)
 
     with_broker(tmp_path, act)
+
+
+#: Starts a broker and prints whether it can evaluate predicates when it begins to listen.
+STARTING = """
+import asyncio, sys
+from pathlib import Path
+from quorumcast.manifest.files import sign_manifest, write_manifest
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
+from quorumcast.runtime.broker.broker import BrokerNode, BrokerSettings
+from quorumcast.runtime.links.transport import Transport
+from quorumcast.testing.cells import CellSetup
+
+async def main(path, port, policy, *columns):
+    schema = tuple((column, "int64") for column in columns)
+    entry = ChannelEntry("prices", Policy.named(policy), schema=schema)
+    cell = CellSetup(brokers=1, ports=[int(port)], channels={"prices": entry})
+    write_manifest(Path(path), sign_manifest(cell.manifest, cell.operator))
+    name = cell.manifest.broker_ids[0]
+    settings = BrokerSettings(manifest=Path(path), identity=Path(path))
+    node = BrokerNode(settings, cell.manifest, cell.identities[name])
+    def watched(*arguments):
+        print("quorumcast.matching.indexing.index" in sys.modules)
+        return listen(*arguments)
+    listen, Transport.listen = Transport.listen, watched
+    await node.start()
+    await node.stop()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("channel", "loaded"),
+    [(("ab", "price"), "True"), (("ab",), "False"), (("chain", "price"), "False")],
+)
+def test_broker_loads_matching_before_it_listens_if_subscribers_may_have_predicates(
+    channel: tuple[str, ...], loaded: str, tmp_path: Path
+) -> None:
+    port = str(free_ports(1)[0])
+    done = subprocess.run(
+        [sys.executable, "-c", STARTING, str(tmp_path / "manifest.json"), port, *channel],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert done.stdout.strip() == loaded
 
 
 def test_broker_evidence_that_the_disk_does_not_take_is_counted_and_nothing_ends(

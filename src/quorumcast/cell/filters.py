@@ -62,6 +62,22 @@ def check_carried(entry: ChannelEntry, above: ChannelEntry) -> None:
             )
 
 
+def takes_predicates(entry: ChannelEntry) -> bool:
+    """Whether subscribers of a channel may ask for some rows."""
+    return bool(entry.schema) and not entry.policy.chained
+
+
+def load_matching() -> None:
+    """Load what evaluates predicates, and Arrow with it: half a second, which nobody waits for now.
+
+    Otherwise the first subscriber with a predicate stops a broker for so long.
+    """
+    import quorumcast.matching.filter
+    import quorumcast.matching.indexing.filter_set
+    import quorumcast.matching.indexing.solo
+    import quorumcast.matching.selection  # noqa: F401
+
+
 def results_of(said: Matches, bodies: Bodies) -> tuple[bytes, Bodies] | None:
     """A vote for each number of a run, and the bodies if they came; None if it makes no sense."""
     places, values = said.places, split_digests(said.values)

@@ -27,6 +27,7 @@ import msgspec
 from quorumcast.broadcast.protocol import check_installed
 from quorumcast.broadcast.relayed import Follow
 from quorumcast.cell.accusations import SavedEvidence
+from quorumcast.cell.filters import load_matching, takes_predicates
 from quorumcast.cell.messages import CELL_FAMILY, Subscribe, Vote
 from quorumcast.cell.serving.broker import RECORDS, Broker
 from quorumcast.cell.serving.membership import Adopt, NewManifest
@@ -252,6 +253,8 @@ class BrokerNode:
         if entry is None:
             raise UsageError(f"{self.name!r} is not in the manifest")
         settings, certificate = self.settings, entry.certificate
+        if any(map(takes_predicates, self.manifest.channels)):
+            load_matching()
         #: The TLS settings of the listening socket; an epoch may bring another certificate.
         self._tls = server_context(self.identity, certificate) if certificate else None
         self._keep(self.manifest, self._kept)
@@ -436,6 +439,9 @@ class BrokerNode:
             # The other brokers go on; the operator reads the reason and can help this one.
             self._fail(error)
             return
+        if any(map(takes_predicates, manifest.channels)):
+            # Subscribers have to connect again first. It takes no time if it was loaded before.
+            asyncio.get_running_loop().run_in_executor(None, load_matching)
         self._reports.begin_epoch(self.manifest, manifest)
         self.manifest, self.keyring, self.identity = manifest, keyring, identity
         settle_identity(self.settings.identity, manifest)
