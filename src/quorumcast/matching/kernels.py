@@ -40,7 +40,7 @@ Mask = Callable[[BatchView], Bools]
 #: comparison of two columns.
 _NUMBERS_US, _STRINGS_US, _SET_US, _PATTERN_US, _COLUMNS_US = 4.0, 12.0, 40.0, 120.0, 30.0
 #: Microseconds per batch, however few rows it has: numpy, a kernel of Arrow, a pattern.
-_NUMPY_CALL_US, _ARROW_CALL_US, _PATTERN_CALL_US = 3.0, 15.0, 30.0
+_NUMPY_CALL_US, _ARROW_CALL_US, _PATTERN_CALL_US = 3.0, 15.0, 60.0
 #: Sets up to this size are compared value by value.
 _FEW = 3
 

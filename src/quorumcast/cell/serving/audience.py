@@ -13,7 +13,7 @@ from quorumcast.broadcast.contract import Carrier, Vouch
 from quorumcast.broadcast.ledger import StoredRun
 from quorumcast.broadcast.messages import Pull
 from quorumcast.cell.messages import Subscribe, Vote
-from quorumcast.cell.serving.filtered_readers import FilteredReaders
+from quorumcast.cell.serving.filtered_readers import OPEN_US, FilteredReaders
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, Millis, NodeId, Stream
@@ -199,6 +199,8 @@ class Audience:
         read = ledger.read if bodies else ledger.read_digests
         effects: list[Effect] = []
         for _ in range(reads):
+            if known is not None and not self.filtered.known.work.may_ask(reader, OPEN_US, now):
+                break  # it asks again when it can pay
             held = read(first, stop - first, size)
             if held is None or held.first >= stop or left <= 0:
                 break

@@ -34,7 +34,7 @@ COVER_MS = 250
 #: Microseconds that it takes to cut out rows, and to send them.
 CUT_US = 50
 #: Microseconds that it takes to decode a publication, and bytes of one that take another.
-OPEN_US, OPEN_BYTES = 20, 1024
+OPEN_US, OPEN_BYTES = 40, 1024
 
 
 class CoverageDue(Timer, frozen=True, tag=True):

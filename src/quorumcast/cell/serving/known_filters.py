@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from quorumcast.matching.filter import Filter
     from quorumcast.matching.selection import RowFilter
 
-#: What it costs to read a predicate: once, and per character.
-PREDICATE_US, CHARACTER_US = 100, 4
+#: What it costs to change what a node asks for: once, per predicate, and per character.
+CHANGE_US, PREDICATE_US, CHARACTER_US = 500, 100, 4
 #: Predicates from which on an index of their own pays.
 INDEXED = 8
 #: Rows of a publication that a full account must pay for.
@@ -81,7 +81,7 @@ class KnownFilters:
         if known is not None and known.where == where and known.schema == entry.schema:
             return True
         size = sum(map(len, where))
-        price_us = PREDICATE_US * len(where) + CHARACTER_US * size
+        price_us = CHANGE_US + PREDICATE_US * len(where) + CHARACTER_US * size
         if not self.work.may_ask(reader, price_us, now):
             return False
         self.work.spend((reader,), price_us)

@@ -2,8 +2,9 @@
 
 Each client has an *account* of work, in microseconds as `matching` estimates them. It gains
 INCOME_US per millisecond, and saves up MOST_US. Work is paid for in advance: what a client cannot
-pay is not done, and it asks again later. So a client takes a fifth of a broker's time at most,
-whatever it asks for and however often it changes its mind. What costs more than a full account is
+pay is not done, and it asks again later. So in the long run a client takes less than a fifth of a
+broker's time, whatever it asks for and however often it changes its mind: estimates may be wrong
+by a third. What costs more than a full account is
 done when the account is full, and leaves a debt.
 
 All clients together gain POOL_INCOME_US, so that many of them do not take everything. Those that
@@ -16,7 +17,7 @@ from __future__ import annotations
 from quorumcast.core.ids import Millis, NodeId, holder
 
 #: Microseconds of work that a client gains per millisecond, and has at most.
-INCOME_US, MOST_US = 200, 1_000_000
+INCOME_US, MOST_US = 150, 1_000_000
 #: The same of all clients together.
 POOL_INCOME_US, POOL_MOST_US = 600, 1_000_000
 #: A client with less than this is busy, and must wait for the others.
