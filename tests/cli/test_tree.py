@@ -227,3 +227,17 @@ def test_broker_with_a_namesake_of_its_parent_is_refused(
     copy.write_bytes((tmp_path / "other" / "manifest.json").read_bytes())
     words = "of a cell 'root' with another operator"
     refused(capsys, words, "broker", "-m", idle / "cell-1", "-i", "broker-1")
+
+
+def test_backup_of_a_child_has_what_its_brokers_need_to_reach_the_parent(
+    idle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(capsys, "backup", tmp_path / "kept", "-m", idle / "cell-1")
+    answer(capsys, "restore", tmp_path / "kept", tmp_path / "back")
+    before = idle / "cell-1" / "parents" / "root"
+    after = tmp_path / "back" / "parents" / "root"
+    assert len(list(before.iterdir())) == 4
+    for path in before.iterdir():
+        copy = after / path.name
+        assert copy.read_bytes() == path.read_bytes()
+        assert copy.stat().st_mode == path.stat().st_mode

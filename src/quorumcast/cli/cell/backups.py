@@ -37,7 +37,10 @@ RESTORE_EXAMPLE = "restore cell-2026-11-01 cell"
 BACKUP_FILE = "backup.json"
 DATA = "data"
 #: Files of a cell that are copied; logs and evidence are not needed to run it.
-COPIED = (MANIFEST, f"*{IDENTITY}", f"*{IDENTITY}.next", "*.old", ".gitignore", "epochs/*.json")
+COPIED = (
+    *(MANIFEST, f"*{IDENTITY}", f"*{IDENTITY}.next", "*.old", ".gitignore", "epochs/*.json"),
+    *(f"parents/*/{MANIFEST}", f"parents/*/*{IDENTITY}"),
+)
 #: Passes over the stores before they are held: each is shorter than the one before.
 PASSES = 2
 
@@ -203,5 +206,5 @@ def _copy_files(directory: Path, draft: Path) -> None:
     for pattern in COPIED:
         for file in sorted(directory.glob(pattern)):
             place = draft / file.relative_to(directory)
-            place.parent.mkdir(exist_ok=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, place)
