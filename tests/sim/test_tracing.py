@@ -15,13 +15,13 @@ pytestmark = pytest.mark.sim
 
 @pytest.mark.parametrize("policy", ["ab+history", "chain", "total"])
 def test_traced_run_is_the_same_run_and_tells_all_of_it(tmp_path: Path, policy: str) -> None:
-    plain = run_scenario(5, policy, "none")
-    traced = run_scenario(5, policy, "none", tmp_path)
+    plain = run_scenario(8, policy, "none")
+    traced = run_scenario(8, policy, "none", tmp_path)
     assert traced == plain
-    directory = tmp_path / "seed-5"
+    directory = tmp_path / "seed-8"
     header = read_header(directory)
     rows = pq.read_table(directory / "run.parquet").to_pylist()
-    assert (header.source, header.system, header.seed, header.fault) == ("sim", "cell", 5, "")
+    assert (header.source, header.system, header.seed, header.fault) == ("sim", "cell", 8, "")
     assert header.parameters == {"policy": policy}
     assert header.drawn.keys() >= {"brokers", "f"}
     assert {row["run"] for row in rows} == {header.run}

@@ -36,7 +36,7 @@ PREDICATES = (
     "FALSE",
 )
 #: Predicates of a subscriber on a channel, and how often they change amid traffic.
-AT_ONCE, CHANGES = (1, 1, 1, 2, 3), (0, 0, 0, 1, 2, 4)
+AT_ONCE, CHANGES = (1, 1, 1, 2, 3, 12), (0, 0, 0, 1, 2, 4)
 
 
 def draw_rows(draft: Draft) -> None:

@@ -35,6 +35,7 @@ from quorumcast.crypto.mac import chain_bytes
 from quorumcast.crypto.session import Family, Session
 from quorumcast.sim.cell.cells import broker_names, identity_of
 from quorumcast.sim.cell.known_bad import attacks
+from quorumcast.sim.cell.known_bad.filtering import FILTERING_VARIANTS
 from quorumcast.sim.cell.known_bad.members import MEMBER_VARIANTS
 from quorumcast.sim.cell.known_bad.ordering import ORDER_VARIANTS
 from quorumcast.sim.cell.known_bad.plans import PLOT, PUB1, PUB2, SUB1, SUB2, fifo_plan, mount
@@ -347,7 +348,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
 
 
 #: Every variant: of streams in publishers' order, of total order, of readers of the past, of
-#: getting back what was lost, and of members that change.
+#: getting back what was lost, of members that change, and of predicates.
 VARIANTS: tuple[Variant, ...] = (
     *_FIFO_VARIANTS,
     *ORDER_VARIANTS,
@@ -355,4 +356,5 @@ VARIANTS: tuple[Variant, ...] = (
     *RECOVERY_VARIANTS,
     *MEMBER_VARIANTS,
     *WAITING_VARIANTS,
+    *FILTERING_VARIANTS,
 )
