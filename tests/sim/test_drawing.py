@@ -92,7 +92,7 @@ def test_draw_lets_it_happen(what: str) -> None:
     assert any(act.what == what for seed in range(400) for act in draw(seed).acts)
 
 
-@pytest.mark.parametrize("what", ["faults", "retain", "delete", "create"])
+@pytest.mark.parametrize("what", ["faults", "retain", "delete", "create", "widen"])
 @pytest.mark.parametrize("policy", ["brb", "total"])
 def test_draw_members_lets_epochs_change_it(what: str, policy: str) -> None:
     plans = [draw(seed, policy, "members") for seed in range(60)]

@@ -23,6 +23,7 @@ from quorumcast.sim.cell.judges.filtering import Coverage
 from quorumcast.sim.cell.judges.promises import Validity
 from quorumcast.sim.cell.judges.twin import RowTwin
 from quorumcast.sim.cell.rows import COLUMNS as DRAWN_COLUMNS
+from quorumcast.sim.cell.rows import MORE
 from quorumcast.sim.cell.rows import SCHEMA as DRAWN
 from quorumcast.sim.cell.rows import rows_body as drawn_body
 from quorumcast.sim.cell.scenario import draw
@@ -283,7 +284,7 @@ def test_blame_whole_publications_tell_nothing_to_one_that_wants_rows() -> None:
 
 
 def test_twin_equals_production_on_what_is_drawn() -> None:
-    entry = ChannelEntry(ORDERS, Policy.named("ab"), schema=DRAWN_COLUMNS)
+    entry = ChannelEntry(ORDERS, Policy.named("ab"), schema=(*DRAWN_COLUMNS, MORE))
     hash_ = make_simulated_cell(4, 1, [entry]).manifest.hash
     twin = RowTwin(hash_)
     kinds: dict[str, int] = {}

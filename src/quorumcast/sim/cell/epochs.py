@@ -39,13 +39,14 @@ from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.successor import check_successor
 from quorumcast.sim.cell.cells import CELL_NAME, Cell, identity_of, operator_of
 from quorumcast.sim.cell.judges.facts import CellFacts
+from quorumcast.sim.cell.rows import COLUMNS, MORE
 from quorumcast.sim.cell.world import CellWorld
 from quorumcast.sim.kernel.plan import Act
 
 #: Interval at which brokers read the manifest file, and at which the operator tries the next step.
 READ_MS, STEP_MS = 80, 40
 #: Acts of the operator that begin an epoch by way of the manifest file.
-STEPS = ("add", "remove", "faults", "retain", "delete", "create")
+STEPS = ("add", "remove", "faults", "retain", "delete", "create", "widen")
 
 
 def own_keyrings(cell: Cell) -> Cell:
@@ -273,6 +274,9 @@ class Members:
             case "retain":
                 changed = [self._retaining(entry, act) for entry in file.channels]
                 return next_epoch(file, channels=tuple(changed))
+            case "widen":
+                wider = [self._widened(entry, act) for entry in file.channels]
+                return next_epoch(file, channels=tuple(wider))
             case "create":
                 return next_epoch(file, channels=(*file.channels, self._channels[name]))
             case _:
@@ -285,6 +289,12 @@ class Members:
         limits = msgspec.structs.replace(entry.policy.limits, retained_publications=act.amount)
         policy = msgspec.structs.replace(entry.policy, limits=limits)
         return msgspec.structs.replace(entry, policy=policy)
+
+    def _widened(self, entry: ChannelEntry, act: Act) -> ChannelEntry:
+        """A channel with one more column, if it has any and lacks this one."""
+        if entry.name != act.channel or entry.schema != COLUMNS:
+            return entry
+        return msgspec.structs.replace(entry, schema=(*COLUMNS, MORE))
 
     def _end_use(self, channel: Channel) -> None:
         """Let all subscribers leave a channel that is about to be deleted."""

@@ -19,7 +19,9 @@ from quorumcast.core.publication import encode_batch
 from quorumcast.manifest.schema import arrow_schema
 
 COLUMNS = (("name", "string"), ("price", "float64"), ("size", "int64"), ("hot", "bool"))
-SCHEMA: pa.Schema = arrow_schema(COLUMNS)
+#: The column that a channel may get later.
+MORE = ("seen", "int64")
+SCHEMA: pa.Schema = arrow_schema((*COLUMNS, MORE))
 
 _NAMES = ("a", "ab", "b", "", "ä", None)
 _PRICES = (-0.0, 0.0, 0.5, 1.5, -2.0, 10.25, float("inf"), float("nan"), None)
@@ -29,14 +31,17 @@ _HOT = (True, False, None)
 _ROWS = (1, 1, 2, 3, 4, 6, 9, 24)
 
 
-def rows_body(seed: int | str, count: int) -> bytes:
-    """The contents of a run's publication; those of any two publications differ."""
+def rows_body(seed: int | str, count: int, present: int = len(COLUMNS)) -> bytes:
+    """The contents of a run's publication; those of any two publications differ.
+
+    `present`: how many columns its publisher knows.
+    """
     rng = random.Random(f"rows of {seed}: {count}")
     kind = rng.randrange(16)
     if kind == 0:
         return b"%d: no rows" % count
     rows = 0 if kind == 1 else rng.choice(_ROWS)
-    columns = rng.randrange(1, len(COLUMNS)) if kind == 2 else len(COLUMNS)
+    columns = rng.randrange(1, len(COLUMNS)) if kind == 2 else present
     # Where all rows are alike, whole publications match, or none of their rows.
     alike = rng.randrange(4) == 0
     arrays = [make(_drawn(rng, values, rows, alike=alike)) for make, values in _KINDS[:columns]]
@@ -89,4 +94,5 @@ _KINDS: tuple[tuple[Callable[[list[object]], pa.Array], Sequence[object]], ...] 
     (_fixed("d", pa.float64()), _PRICES),
     (_fixed("q", pa.int64()), _SIZES),
     (_truth, _HOT),
+    (_fixed("q", pa.int64()), _SIZES),
 )

@@ -262,13 +262,20 @@ class CellRun(Run[CellPlan, CellWorld]):
             for broker in world.cell.manifest.broker_ids:
                 world.network.forge(broker, reader, [encode_parcel(vote, (body,))])
 
+    def _columns_known(self, publisher: NodeId, channel: Channel) -> int:
+        """How many columns a channel has in the epoch of its publisher; 0 if it carries bytes."""
+        cell = self.world.cell_of(publisher)
+        epoch = cell.keyrings[publisher].epoch
+        known = self.world.facts.manifests.get(epoch, cell.manifest).channel(channel)
+        return 0 if known is None else len(known.schema)
+
     def _submit(self, publisher: NodeId, channel: Channel, count: int) -> None:
         bodies = []
-        entry = self.world.facts.manifest.channel(channel)
+        columns = self._columns_known(publisher, channel)
         for _ in range(count):
             self._count += 1
-            if entry is not None and entry.schema:
-                bodies.append(rows_body(self.plan.seed, self._count))
+            if columns:
+                bodies.append(rows_body(self.plan.seed, self._count, columns))
                 continue
             size = self._bodies.choice((0, 4, 40))
             bodies.append(b"%d:" % self._count + self._bodies.randbytes(size))

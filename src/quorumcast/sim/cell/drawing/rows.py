@@ -62,5 +62,9 @@ def draw_rows(draft: Draft) -> None:
             for _ in range(rng.choice(CHANGES)):
                 wanted = rng.randrange(len(draft.predicates) + 1)
                 draft.act(rng.randrange(draft.safety_ms), "select", reader, channel, wanted)
+    may_widen = draft.newcomers or any(act.what == "retain" for act in draft.acts)
+    if may_widen and rng.randrange(2):
+        at = rng.randrange(draft.safety_ms)
+        draft.act(at, "widen", channel=rng.choice(columned))
     # Whoever joins at once asks for rows at once.
     draft.acts[:0] = first
