@@ -17,7 +17,7 @@ from quorumcast.manifest.policy import Policy
 from quorumcast.matching.filter import make_filter
 from quorumcast.matching.selection import OpenedRun
 from quorumcast.sim.cell.cells import make_simulated_cell
-from quorumcast.sim.cell.drawing.rows import PREDICATES
+from quorumcast.sim.cell.drawing.rows import FAULTS, PREDICATES
 from quorumcast.sim.cell.judges.checkers import safety_checkers
 from quorumcast.sim.cell.judges.filtering import Coverage
 from quorumcast.sim.cell.judges.promises import Validity
@@ -313,3 +313,12 @@ def test_draw_has_rows_on_every_policy_but_chains() -> None:
     assert any(act.at_ms > 100 and act.amount == 0 for act in selects)
     assert any(act.at_ms > 100 and act.amount > 0 for act in selects)
     assert any(not entry.schema for plan in with_rows for entry in plan.channels)
+
+
+@pytest.mark.sim
+def test_draw_has_every_fault_about_rows_within_the_model() -> None:
+    plans = [draw(seed) for seed in range(600)]
+    assert {c.fault for plan in plans for c in plan.corruptions} >= set(FAULTS)
+    for plan in plans:
+        brokers = dict.fromkeys(c.node for c in plan.corruptions if "broker" in c.node)
+        assert len(brokers) <= max([plan.f, *(a.amount for a in plan.acts if a.what == "faults")])

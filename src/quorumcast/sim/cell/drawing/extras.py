@@ -27,7 +27,7 @@ class Ingredient(msgspec.Struct, frozen=True):
     fits: Callable[[Draft], bool] = lambda draft: True
 
 
-def _may_corrupt(draft: Draft) -> bool:
+def may_corrupt(draft: Draft) -> bool:
     """Whether no broker is faulty yet, and no restart has made a broker lose its contents."""
     restarted = not draft.policy.total and any(
         act.what == "crash" and act.node in draft.brokers for act in draft.acts
@@ -36,7 +36,7 @@ def _may_corrupt(draft: Draft) -> bool:
 
 
 def _may_forget(draft: Draft) -> bool:
-    return _may_corrupt(draft) and applicable("amnesia", draft.policy)
+    return may_corrupt(draft) and applicable("amnesia", draft.policy)
 
 
 def _may_restart(draft: Draft) -> bool:
@@ -44,7 +44,7 @@ def _may_restart(draft: Draft) -> bool:
 
     Without total order a journal keeps no contents, so there must be no faulty brokers beside.
     """
-    return draft.policy.journal and (draft.policy.total or _may_corrupt(draft))
+    return draft.policy.journal and (draft.policy.total or may_corrupt(draft))
 
 
 def _may_steal_key(draft: Draft) -> bool:
@@ -54,7 +54,7 @@ def _may_steal_key(draft: Draft) -> bool:
 INGREDIENTS = (
     Ingredient(clients.draw_requests, 2),
     Ingredient(faults.draw_faulty_clients, 4),
-    Ingredient(faults.draw_faulty_brokers, 4, _may_corrupt),
+    Ingredient(faults.draw_faulty_brokers, 4, may_corrupt),
     Ingredient(world.draw_crash_recover, 4, _may_restart),
     Ingredient(world.draw_isolation, 5),
     Ingredient(world.draw_partitions, 8),
@@ -63,7 +63,7 @@ INGREDIENTS = (
     Ingredient(clients.draw_client_crashes, 8),
     Ingredient(clients.draw_incarnations, 8),
     Ingredient(clients.draw_late_readers, 6),
-    Ingredient(world.draw_crash, 12, _may_corrupt),
+    Ingredient(world.draw_crash, 12, may_corrupt),
     Ingredient(world.draw_amnesia, 12, _may_forget),
     Ingredient(world.draw_theft, 10, _may_steal_key),
     Ingredient(faults.draw_intruder, 3),

@@ -10,7 +10,11 @@ import random
 
 from msgspec.structs import replace
 
+from quorumcast.faults.cell.catalogue import CATALOGUE
+from quorumcast.faults.cell.entry import Role
 from quorumcast.sim.cell.drawing.draft import Draft
+from quorumcast.sim.cell.drawing.extras import may_corrupt
+from quorumcast.sim.cell.harm import RETAINING, applicable
 from quorumcast.sim.cell.rows import COLUMNS
 from quorumcast.sim.kernel.plan import Act
 
@@ -35,6 +39,8 @@ PREDICATES = (
     "TRUE",
     "FALSE",
 )
+#: Faults that mean nothing without predicates.
+FAULTS = tuple(name for name, entry in CATALOGUE.items() if entry.of_rows)
 #: Predicates of a subscriber on a channel, and how often they change amid traffic.
 AT_ONCE, CHANGES = (1, 1, 1, 2, 3, 12), (0, 0, 0, 1, 2, 4)
 
@@ -42,7 +48,8 @@ AT_ONCE, CHANGES = (1, 1, 1, 2, 3, 12), (0, 0, 0, 1, 2, 4)
 def draw_rows(draft: Draft) -> None:
     """In most runs, channels have columns, and most subscribers ask for some rows."""
     rng = random.Random(f"rows {draft.seed}")
-    if draft.policy.chained or rng.randrange(6) == 0:
+    aimed = draft.adversary in FAULTS
+    if draft.policy.chained or (rng.randrange(6) == 0 and not aimed):
         return
     bare = rng.randrange(8) == 0 and len(draft.channels) > 1
     draft.channels = tuple(
@@ -56,15 +63,38 @@ def draw_rows(draft: Draft) -> None:
     first: list[Act] = []
     for reader in (*draft.subscribers, *draft.extra_subscribers):
         for channel in [name for name in draft.readable(reader) if name in columned]:
-            if rng.randrange(8) < 6:
+            if rng.randrange(8) < 6 or aimed:
                 wanted = rng.randrange(len(draft.predicates)) + 1
                 first.append(Act(0, "select", reader, channel, wanted))
             for _ in range(rng.choice(CHANGES)):
                 wanted = rng.randrange(len(draft.predicates) + 1)
                 draft.act(rng.randrange(draft.safety_ms), "select", reader, channel, wanted)
+    _draw_faults(draft, rng)
     may_widen = draft.newcomers or any(act.what == "retain" for act in draft.acts)
     if may_widen and rng.randrange(2):
         at = rng.randrange(draft.safety_ms)
         draft.act(at, "widen", channel=rng.choice(columned))
     # Whoever joins at once asks for rows at once.
     draft.acts[:0] = first
+
+
+def _draw_faults(draft: Draft, rng: random.Random) -> None:
+    """Let brokers lie about rows, and the last subscriber ask for too much, if they are honest."""
+    spared = (*RETAINING, "none", "lag")
+    if draft.adversary in spared or any(act.what == "faults" for act in draft.acts):
+        return
+    fitting = [name for name in FAULTS if applicable(name, draft.policy)]
+    lies, demands = (
+        [name for name in fitting if CATALOGUE[name].role is role]
+        for role in (Role.BROKER, Role.SUBSCRIBER)
+    )
+    # Whoever lies may lie about rows as well.
+    liars = [name for name in draft.corruptible if name in draft.corrupted]
+    if lies and rng.randrange(2):
+        for broker in draft.corruptible if may_corrupt(draft) else liars:
+            start = rng.choice((0, 0, rng.randrange(draft.safety_ms)))
+            draft.corrupt(broker, rng.choice(lies), start, rng.choice((100, 60, 25)))
+    last = draft.subscribers[-1]
+    honest = len(draft.subscribers) > 1 and last not in draft.corrupted
+    if demands and honest and rng.randrange(6) == 0:
+        draft.corrupt(last, rng.choice(demands), 0, rng.choice((100, 50)))
