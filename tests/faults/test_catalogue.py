@@ -349,3 +349,12 @@ def test_never_reads_tells_for_ever_what_it_told_first(cell: Cell) -> None:
 def test_fault_of_more_or_less_than_all_messages_is_refused(cell: Cell, percent: int) -> None:
     with pytest.raises(UsageError, match="from 0 to 100"):
         context(cell, Role.BROKER, percent=percent)
+
+
+@pytest.mark.parametrize("fault", [name for name, entry in CATALOGUE.items() if entry.of_rows])
+def test_fault_about_rows_takes_what_another_fault_left_of_a_vote(cell: Cell, fault: str) -> None:
+    made = make_fault(fault, context(cell, CATALOGUE[fault].role))
+    for values, bodies in ((b"", ()), (b"d" * 32, (b"", b"", b"")), (b"d" * 40, ())):
+        for places in ((), (0,), (2, 1), (0, 9)):
+            said = Matches(STREAM, 1, 3, b"w" * 16, places, values)
+            assert sent(made, Send(READERS, said, bodies))

@@ -160,11 +160,9 @@ class StalePredicate(OfResults):
 
 def _results(send: Send, said: Matches) -> Results:
     bodies = send.bodies or (b"",) * len(said.places)
-    values = split_digests(said.values)
-    return {
-        place: ResultAt(value, body)
-        for place, value, body in zip(said.places, values, bodies, strict=True)
-    }
+    # Another fault of this node may have left other numbers of values and bodies.
+    results = zip(said.places, split_digests(said.values), bodies, strict=False)
+    return {place: ResultAt(value, body) for place, value, body in results}
 
 
 def _with(said: Matches, results: Results) -> Matches:

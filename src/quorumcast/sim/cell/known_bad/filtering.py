@@ -18,8 +18,10 @@ from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.filtered import FilteredAcceptor
 from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.serving.filtered_readers import FilteredReaders, Span
+from quorumcast.cell.subscribing import archive
 from quorumcast.cell.subscribing.fetching import first_source
 from quorumcast.cell.subscribing.subscriber import Subscriber
+from quorumcast.core import cuts
 from quorumcast.core.ids import DIGEST_SIZE, NOTHING, Millis
 from quorumcast.core.machine import Effect, Receive, Send
 from quorumcast.faults.cell.base import Tampering
@@ -89,7 +91,7 @@ def omit(fault: Tampering, send: Send, now: Millis) -> Rewritten:
 def _with_cuts(send: Send, alter: Any) -> Rewritten:
     if not isinstance(send.message, Matches):
         return [send]
-    bodies = tuple(alter(body) if cut.looks_cut(body) else body for body in send.bodies)
+    bodies = tuple(alter(body) if cuts.looks_cut(body) else body for body in send.bodies)
     return [replace(send, bodies=bodies)]
 
 
@@ -205,6 +207,8 @@ def _settle_by_a_word(self: Any, first: int, digests: bytes) -> list[int]:
 
 # -------------------------------------------------------------- the variants
 
+#: The modules that know how the digest of a cut is made.
+DIGESTS = (cuts, cut, filtered, archive)
 _ROUGH = Weather(latency_ms=1, jitter_ms=20, loss=150, reordering=100)
 _FAR = Weather(latency_ms=20, jitter_ms=0)
 _CHANGES = [Act(90 + 40 * n, "select", SUB1, ORDERS, 1 + n % 2) for n in range(6)]
@@ -228,12 +232,12 @@ FILTERING_VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(
         "cut-without-indices", "the digest of a cut does not cover the numbers of its rows",
-        [Patch(owner, "digest_of_cut", _without_numbers) for owner in (cut, filtered)],
+        [Patch(owner, "digest_of_cut", _without_numbers) for owner in DIGESTS],
         rows_plan("ab", mount(SOURCE, move_rows)), ("Completeness", "Relevance by row"),
     ),
     Variant(
         "cut-without-publication", "the digest of a cut does not cover that of its publication",
-        [Patch(owner, "digest_of_cut", _without_publication) for owner in (cut, filtered)],
+        [Patch(owner, "digest_of_cut", _without_publication) for owner in DIGESTS],
         rows_plan("ab", mount(SOURCE, rename_publication)), ("Authenticity",),
     ),
     Variant(
