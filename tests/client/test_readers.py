@@ -11,8 +11,10 @@ from tests.client.test_where import numbers, prices, publish, rows, taken, trade
 from tests.runtime.world import until
 
 from quorumcast.broadcast.application import Deliver, Join, Leave, Select
-from quorumcast.client import Batch, Node, readers
+from quorumcast.client import Batch, Node, UsageError, readers
+from quorumcast.client.arguments import Where
 from quorumcast.client.subscription import Subscription
+from quorumcast.core.limits import MAX_FILTER_TEXT
 from quorumcast.testing import MemoryCell
 
 Asked = list[Join | Select | Leave]
@@ -97,6 +99,54 @@ async def test_more_predicates_than_are_sent_get_their_rows_all_the_same(
 
 
 @in_a_loop
+async def test_more_text_than_brokers_take_gets_its_rows_all_the_same() -> None:
+    """Brokers read 64 KiB of predicates of a node on a channel."""
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        far = ", ".join(str(number) for number in range(1_000_000, 1_001_500))
+        texts = [f"price IN ({number}, {number + 100}, {far})" for number in range(6)]
+        assert sum(map(len, texts)) > MAX_FILTER_TEXT
+        inboxes = [bob.subscribe("trades", where=text) for text in texts]
+        for inbox in inboxes:
+            await inbox.wait_joined()
+        await publish(alice, rows(*range(10)))
+        for number, inbox in enumerate(inboxes):
+            assert prices((await taken(inbox, 1))[0]) == [number]
+
+
+@in_a_loop
+async def test_many_subscriptions_get_their_own_rows_and_so_does_one_with_many_predicates() -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob, carol = [await cell.connect(name) for name in ("alice", "bob", "carol")]
+        texts = [f"price = {number}" for number in range(0, 60, 3)]
+        inboxes = [bob.subscribe("trades", where=text) for text in (*texts, texts[0])]
+        async with carol.subscribe("trades", where=texts) as joined:
+            for inbox in inboxes:
+                await inbox.wait_joined()
+            inboxes.pop(1).close()
+            await publish(alice, rows(*range(100)), rows(*range(40, 140)))
+            found = await taken(joined, 2)
+            assert [prices(one) for one in found] == [[*range(0, 60, 3)], [*range(42, 60, 3)]]
+            assert numbers(found[1]) == [*range(2, 20, 3)]
+            assert found[0].where == texts
+            for number, inbox in zip((0, *range(6, 60, 3), 0), inboxes, strict=True):
+                first = (await taken(inbox, 1))[0]
+                assert (prices(first), numbers(first)) == ([number], [number])
+            await joined.change(["price < 3", "price = 5"])
+            await publish(alice, rows(*range(20)))
+            assert prices((await taken(joined, 1))[0]) == [0, 1, 2, 5]
+
+
+@pytest.mark.parametrize("where", [[], 3, ["price < 5", 3], b"price < 5"])
+@in_a_loop
+async def test_what_is_no_list_of_predicates_is_refused(where: Any) -> None:
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        bob = await cell.connect("bob")
+        with pytest.raises(UsageError, match="give a text such as"):
+            bob.subscribe("trades", where=where)
+
+
+@in_a_loop
 async def test_subscription_that_is_closed_before_it_is_asked_for_leaves_nothing() -> None:
     async with MemoryCell(channels={"trades": trades()}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
@@ -144,7 +194,7 @@ async def test_subscription_gets_no_part_of_what_was_not_asked_for() -> None:
             assert [prices(one) for one in found] == [[0, 1]]
 
 
-TESTS: dict[str | None, Callable[[int], bool]] = {
+TESTS: dict[Where, Callable[[int], bool]] = {
     None: lambda price: True,
     "price = 3": lambda price: price == 3,
     "price < 5": lambda price: price < 5,
@@ -157,7 +207,7 @@ TESTS: dict[str | None, Callable[[int], bool]] = {
 class Reading:
     """A subscription, and the predicate that it has had since a publication."""
 
-    def __init__(self, inbox: Subscription, first: int, where: str | None) -> None:
+    def __init__(self, inbox: Subscription, first: int, where: Where) -> None:
         self.inbox = inbox
         self.first = first
         self.where = where

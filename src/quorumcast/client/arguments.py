@@ -87,10 +87,19 @@ def check_overflow(overflow: object, name: str = "overflow") -> Overflow:
         raise UsageError(f"{name} is {overflow!r}: choose one of {known}") from None
 
 
-def check_where(where: object) -> None:
-    """Check that a predicate is a text; None is no predicate."""
-    if where is not None and not isinstance(where, str):
-        raise UsageError(f'where is {where!r:.60}: give a text such as "price < 10"')
+#: A predicate, or several of which a row must match one; None for all rows.
+Where: TypeAlias = str | Sequence[str] | None
+
+
+def check_where(where: object) -> tuple[str, ...]:
+    """The predicates, of which a row must match one; none for all rows."""
+    if where is None or isinstance(where, str):
+        return () if where is None else (where,)
+    if isinstance(where, Sequence) and where and all(isinstance(one, str) for one in where):
+        return tuple(where)
+    raise UsageError(
+        f'where is {where!r:.60}: give a text such as "price < 10", or a list of some of them'
+    )
 
 
 LATEST, EARLIEST = "latest", "earliest"

@@ -22,6 +22,7 @@ from quorumcast.core.statements import Receipt
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from quorumcast.client.arguments import Where
     from quorumcast.client.selecting import Portion
     from quorumcast.matching.cut import Rows
 
@@ -112,8 +113,8 @@ class Batch:
         self._portion = portion
 
     @property
-    def where(self) -> str | None:
-        """The predicate that selected its rows; None if there was none."""
+    def where(self) -> Where:
+        """The predicate or predicates that selected its rows; None if there was none."""
         return None if self._portion is None else self._portion.where
 
     @property

@@ -40,6 +40,7 @@ from quorumcast.broadcast.messages import Contents
 from quorumcast.cell.messages import Checkpoint, Positions
 from quorumcast.cell.subscribing.recalling import RecallDue
 from quorumcast.cell.subscribing.subscriber import Subscriber as SubscriberMachine
+from quorumcast.client.arguments import Where
 from quorumcast.client.outgoing import DescribeBrokers, MakeDriver
 from quorumcast.client.readers import ChannelReaders, Reselection
 from quorumcast.client.selecting import Filters
@@ -162,7 +163,7 @@ class Incoming:
     async def change(
         self,
         subscription: Subscription,
-        where: str | None,
+        where: Where,
         filters: Filters,
     ) -> None:
         """Let a subscription select other rows from now on."""
@@ -212,6 +213,8 @@ class Incoming:
                 self._update_channels(subscription, before)
             for channel in subscription.channels:
                 subscription.adopt(manifest.channel(channel))
+        for readers in self._subscriptions.values():
+            readers.adopt()
 
     def _update_channels(self, subscription: Subscription, before: Manifest | None) -> None:
         """Follow the manifest, with the one before it; None if the predicate has changed."""

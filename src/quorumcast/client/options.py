@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_args, get_type_hints
 
@@ -146,10 +146,10 @@ class SubscriptionOptions(_ChannelOptions, frozen=True, kw_only=True):
     ] = None
     expired: Annotated[bool, Meta(description="Include expired publications.")] = False
     where: Annotated[
-        str | None,
+        str | Sequence[str] | None,
         Meta(
             description="A predicate on the columns, such as \"price < 10 and symbol = 'CTT'\": "
-            "the rows that match come, and no others."
+            "the rows that match come, and no others. Of a list, a row matches one or more."
         ),
     ] = None
 

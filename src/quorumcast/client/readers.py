@@ -16,18 +16,20 @@ import asyncio
 import msgspec
 
 from quorumcast.broadcast.application import Deliver
-from quorumcast.client.selecting import Filters, OpenedDelivery, open_delivery, select_rows
+from quorumcast.client.arguments import Where
+from quorumcast.client.selecting import Filters, open_delivery, portion_of
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.ids import Channel
 from quorumcast.core.limits import MAX_FILTER_TEXT, MAX_PREDICATES
 from quorumcast.matching.filter import Filter
+from quorumcast.matching.indexing.filter_set import FilterSet
 
 
 class Reselection(msgspec.Struct, frozen=True, eq=False):
     """A subscription is going to have another predicate."""
 
     subscription: Subscription
-    where: str | None
+    where: Where
     filters: Filters
     done: asyncio.Future[None]
 
@@ -35,15 +37,16 @@ class Reselection(msgspec.Struct, frozen=True, eq=False):
 class ChannelReaders:
     """The subscriptions to one channel, which share what the machine delivers."""
 
-    __slots__ = ("_asked", "_filters", "all", "channel", "present", "where")
+    __slots__ = ("_asked", "_filters", "_selecting", "all", "channel", "present", "where")
 
     def __init__(self, channel: Channel, first: Subscription) -> None:
         self.channel = channel
         self.all = [first]
         #: Those that get what is delivered.
         self.present: list[Subscription] = []
-        #: Whether one of those has a predicate.
-        self._filters = False
+        #: What those select, and which of them select it, by id; None for everything.
+        self._filters = FilterSet()
+        self._selecting: dict[bytes | None, list[Subscription]] = {}
         #: The predicates that brokers were asked for; () for everything. And their ids.
         self.where: tuple[str, ...] = ()
         self._asked: frozenset[bytes] = frozenset()
@@ -55,23 +58,40 @@ class ChannelReaders:
         filter_ = subscription.filter(self.channel)
         if self.where and (filter_ is None or not self._asked.issuperset(_ids(filter_))):
             return True
-        self.present.append(subscription)
-        self._filters = self._filters or filter_ is not None
+        self._enter(subscription)
         return False
 
     def remove(self, subscription: Subscription) -> None:
         """Remove a subscription."""
         self.all.remove(subscription)
         if subscription in self.present:
-            self.present.remove(subscription)
+            self._take_part([one for one in self.present if one is not subscription])
 
     def select(self) -> bool:
         """Let all take part; returns whether other rows must be asked for, which are in `where`."""
         before, wanted = self.where, self._wanted()
         self.where, self._asked = tuple(wanted.values()), frozenset(wanted)
-        self.present = list(self.all)
-        self._filters = any(one.filter(self.channel) is not None for one in self.present)
+        self._take_part(self.all)
         return self.where != before
+
+    def adopt(self) -> None:
+        """Select by the columns of a new epoch."""
+        self._take_part([one for one in self.present if not one.has_failed])
+
+    def _take_part(self, present: list[Subscription]) -> None:
+        """These get what is delivered, and no others."""
+        self.present, self._selecting = [], {}
+        for subscription in present:
+            self._enter(subscription)
+        for name in [one for one in self._filters if one not in self._selecting]:
+            self._filters.discard(name)
+
+    def _enter(self, subscription: Subscription) -> None:
+        filter_ = subscription.filter(self.channel)
+        self.present.append(subscription)
+        self._selecting.setdefault(None if filter_ is None else filter_.id, []).append(subscription)
+        if filter_ is not None:
+            self._filters.add(filter_)
 
     def _wanted(self) -> dict[bytes, str]:
         """The predicates of all, by id; none for everything, also if they are too many."""
@@ -88,27 +108,23 @@ class ChannelReaders:
 
     def deliver(self, delivered: Deliver) -> None:
         """Give each subscription what it selects of a publication."""
-        if not self._filters:
+        if not len(self._filters):
             for subscription in self.present:
                 subscription.deliver(delivered)
             return
-        opened: OpenedDelivery | None = None
-        tried = False
-        for subscription in self.present:
-            filter_ = subscription.filter(self.channel)
-            if filter_ is None:
-                subscription.deliver(delivered)
-                continue
-            if not tried:
-                opened, tried = open_delivery(delivered, subscription.schema(self.channel)), True
-            if opened is None:
-                subscription.deliver(delivered)  # where it is counted and reported
-                continue
-            portion = select_rows(delivered, opened, filter_, subscription.where or "")
-            if portion is None:
+        opened = open_delivery(delivered, self.present[0].schema(self.channel))
+        left = dict(self._selecting)
+        whole = left.pop(None, []) if opened is not None else self.present
+        for subscription in whole:
+            subscription.deliver(delivered)  # counted and reported there if it makes no sense
+        if opened is None:
+            return
+        for one, rows in self._filters.match(opened.data):
+            for subscription in left.pop(one.id):
+                subscription.deliver(portion_of(delivered, opened, rows, subscription.where))
+        for subscriptions in left.values():
+            for subscription in subscriptions:
                 subscription.passed(*delivered.place)
-            else:
-                subscription.deliver(portion)
 
 
 def _ids(filter_: Filter) -> list[bytes]:

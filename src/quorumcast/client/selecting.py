@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from quorumcast.broadcast.application import Deliver
 from quorumcast.cell.filters import filter_of
+from quorumcast.client.arguments import Where, check_where
 from quorumcast.client.unpacking import unpack
 from quorumcast.core.cuts import head_of
 from quorumcast.core.envelope import ENVELOPE_BYTES, Envelope, read_envelope
@@ -39,7 +40,8 @@ class Portion(msgspec.Struct, frozen=True, eq=False):
     rows: Rows | None
     #: Rows of the publication.
     total: int
-    where: str
+    #: The predicate or predicates.
+    where: Where
 
     @property
     def stream(self) -> Stream:
@@ -95,31 +97,27 @@ def open_delivery(delivered: Deliver, schema: pa.Schema) -> OpenedDelivery | Non
     return None if data is None else OpenedDelivery(data, None, data.num_rows)
 
 
-def select_rows(
-    delivered: Deliver, opened: OpenedDelivery, filter_: Filter, where: str
-) -> Portion | None:
-    """The rows that match; None if there are none."""
+def portion_of(delivered: Deliver, opened: OpenedDelivery, places: Rows, where: Where) -> Portion:
+    """The rows at these places of what came."""
     data, rows = opened.data, opened.rows
-    places = filter_.rows(data)
-    if not len(places):
-        return None
     if len(places) < data.num_rows:
         numbers = pa.Array.from_buffers(pa.uint32(), len(places), [None, pa.py_buffer(places)])
         data = data.take(numbers)
-        rows = places if rows is None else rows[places]
+        rows = places.copy() if rows is None else rows[places]
     return Portion(delivered, data, rows, opened.total, where)
 
 
-def bind(entry: ChannelEntry, where: str | None) -> Filter | None:
-    """What a predicate asks of a channel; None for everything. Raises `UsageError`."""
-    return filter_of(entry, () if where is None else (where,))
+def bind(entry: ChannelEntry, where: Where) -> Filter | None:
+    """What predicates ask of a channel; None for everything. Raises `UsageError`."""
+    return filter_of(entry, check_where(where))
 
 
-def check_any(entries: Sequence[ChannelEntry], where: str | None) -> None:
-    """Raise `UsageError` if a predicate makes no sense, or can be asked of none of these."""
+def check_any(entries: Sequence[ChannelEntry], where: Where) -> None:
+    """Raise `UsageError` if predicates make no sense, or can be asked of none of these."""
     if where is None:
         return
-    parse_text(where, WHO)
+    for text in check_where(where):
+        parse_text(text, WHO)
     errors: list[UsageError] = []
     for entry in sorted(entries, key=lambda one: not one.schema):
         try:
@@ -132,7 +130,7 @@ def check_any(entries: Sequence[ChannelEntry], where: str | None) -> None:
 
 
 def suiting(
-    pattern: str, entries: Sequence[ChannelEntry], where: str | None, left_out: set[Channel]
+    pattern: str, entries: Sequence[ChannelEntry], where: Where, left_out: set[Channel]
 ) -> list[ChannelEntry]:
     """Those of the channels of a pattern that a predicate can be asked of.
 

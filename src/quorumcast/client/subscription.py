@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from quorumcast.broadcast import application
 from quorumcast.client.arguments import (
+    Where,
     check_poll,
     check_start,
     check_timeout,
@@ -87,7 +88,7 @@ class SubscriptionHost(Protocol):
     async def change(
         self,
         subscription: Subscription,
-        where: str | None,
+        where: Where,
         filters: Filters,
     ) -> None:
         """Select other rows of these channels from now on."""
@@ -129,7 +130,7 @@ class Subscription:
     ) -> None:
         #: The channel or pattern that was subscribed to.
         self.channel = Channel(options.channel)
-        #: The predicate on rows; None for all.
+        #: The predicate on rows, or several of which a row matches one; None for all.
         self.where = options.where
         #: What the predicate means on each channel so far.
         self._filters: dict[Channel, Filter | None] = {}
@@ -262,7 +263,7 @@ class Subscription:
         """The columns of a channel."""
         return self._schemas[channel]
 
-    def select(self, where: str | None, filters: Filters) -> None:
+    def select(self, where: Where, filters: Filters) -> None:
         """Select other rows of what is delivered from now on."""
         self.where = where
         self._filters.update(filters)
@@ -319,6 +320,11 @@ class Subscription:
             self.joined.set_exception(error)
             self.joined.exception()  # mark it as retrieved: nobody may be waiting
         self._wake()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended with an error."""
+        return self._ended is not None
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -539,7 +545,7 @@ class Subscription:
 
     # ------------------------------------------------------------------ selecting
 
-    async def change(self, where: str | None) -> None:
+    async def change(self, where: Where) -> None:
         """Select other rows; None for all. It returns when that is in force.
 
         Publications are selected by one predicate or the other: what is accepted from then on by

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from quorumcast import client
 from quorumcast.broadcast.application import Deliver
+from quorumcast.client.arguments import Where
 from quorumcast.client.events import Batch, BufferFull, Event, Gap, GapError
 from quorumcast.client.loop_thread import ClosesOnExit, LoopThread
 from quorumcast.client.named.subscription import Delivery, NamedSubscription
@@ -280,7 +281,7 @@ class SyncSubscription(ClosesOnExit):
         if self._items:
             self._thread.call(lambda: self._subscription.give_back(self._items))
 
-    def change(self, where: str | None, timeout_s: float | None = None) -> None:
+    def change(self, where: Where, timeout_s: float | None = None) -> None:
         """Select other rows; None for all. As `Subscription.change`."""
         self._thread.run(self._subscription.change(where), timeout_s)
 
@@ -312,7 +313,7 @@ class SyncSubscription(ClosesOnExit):
         return self._subscription.full
 
     @property
-    def where(self) -> str | None:
+    def where(self) -> Where:
         """The predicate on rows; None for all."""
         return self._subscription.where
 
