@@ -41,11 +41,12 @@ _MOST_KEPT = 80
 
 
 def checksum(place: int, sent_ns: int) -> int:
-    """The checksum of one event; `_checksums` computes the same for many."""
+    """The checksum of one event; `checksums` computes the same for many."""
     return ((place * _FACTORS[0] + sent_ns * _FACTORS[1]) & _MASK) ^ _SALT
 
 
-def _checksums(places: Words, sent_ns: Words) -> Words:
+def checksums(places: Words, sent_ns: Words) -> Words:
+    """The checksums of many events."""
     # Overflow is wanted; NumPy warns of it for scalars, not for arrays.
     return (places * _MULTIPLIERS[0] + sent_ns * _MULTIPLIERS[1]) ^ _MASKING
 
@@ -90,7 +91,7 @@ def make_block(lane: int, first: int, count: int, size: int, sent_ns: int) -> by
     block = np.frombuffer(made, _layout(size))
     places = _counting(count) + np.uint64(lane << LANE_SHIFT | first)
     block["place"] = places
-    block["check"] = _checksums(places, np.array([sent_ns], np.uint64))
+    block["check"] = checksums(places, np.array([sent_ns], np.uint64))
     block["sent"] = sent_ns
     return made
 
@@ -155,7 +156,7 @@ class LaneCheck:
         fillers = np.frombuffer(data, np.uint8).reshape(count, self.size)[:, HEAD.size :]
         return bool(
             np.array_equal(block["place"], places)
-            and np.array_equal(block["check"], _checksums(places, block["sent"]))
+            and np.array_equal(block["check"], checksums(places, block["sent"]))
             and (fillers == np.frombuffer(filler(self.size), np.uint8)).all()
         )
 

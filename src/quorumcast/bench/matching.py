@@ -96,7 +96,7 @@ def ten_matches(predicates: int, events: int = BATCH, seed: int = 1) -> Matching
         kind, low = draw.random(), draw.uniform(0, 50)
         if kind < 0.5:
             symbol = f"symbol = 'S{draw.randrange(keys)}'"
-            texts.append(f"{symbol} AND price BETWEEN {low:.3f} AND {low + 50:.3f}")
+            texts.append(f"{symbol} AND price >= {low:.3f} AND price <= {low + 50:.3f}")
         elif kind < 0.8:
             account = f"account = {draw.randrange(keys)}"
             texts.append(f"{account} AND quantity >= {draw.randrange(1000)}")

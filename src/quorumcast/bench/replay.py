@@ -14,7 +14,9 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -47,6 +49,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import Limits
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
+from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.testing.cluster import LocalCluster
@@ -67,6 +70,8 @@ WINDOW = 20_000
 #: Seconds without a delivery after which missing events count as lost.
 STALL_TIMEOUT_S = 60.0
 
+R = TypeVar("R", bound=ClientResult)
+
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One replay; of `cell`, only what concerns brokers and channels counts."""
@@ -81,12 +86,18 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 0.0
     window: int = WINDOW
     stall_timeout: float = STALL_TIMEOUT_S
+    #: With a workload of predicates: the first so many; 0 is all.
+    predicates: int = 0
+    #: Whether each node then has one subscription, for the rows that match any of its predicates.
+    joined: bool = False
 
     def check(self) -> None:
         """Raise UsageError if this cannot be replayed."""
         self.cell.check()
-        if self.processes < 1 or self.events < 0 or self.window < 1:
-            raise UsageError("--processes and --window are 1 or more, --events 0 or more")
+        if self.processes < 1 or min(self.events, self.predicates) < 0 or self.window < 1:
+            raise UsageError(
+                "--processes and --window are 1 or more, --events and --predicates 0 or more"
+            )
         entry = CATALOGUE.get(self.cell.fault)
         if self.cell.fault in CRASHES or (entry is not None and entry.role is not Role.BROKER):
             raise UsageError(
@@ -171,93 +182,102 @@ class ReplayReport(msgspec.Struct, kw_only=True):
         return not wrong and calm and (self.lost == 0 or not plan.cell.promises_delivery())
 
 
-class ReplayRun:
-    """One replay."""
+class Replayed(msgspec.Struct, Generic[R]):
+    """What a replay left."""
 
-    def __init__(self, plan: ReplayPlan, directory: Path, progress: Progress) -> None:
+    #: What each process found.
+    results: list[R]
+    #: When it began, and the seconds from then to the last delivery.
+    from_ns: int
+    seconds: float
+    #: Events published.
+    posted: int
+    process_use: dict[str, ProcessUse]
+    #: The brokers that misbehaved.
+    faulty: list[str]
+
+
+class ReplayBed:
+    """The processes of one replay: a cell, and some that share its clients."""
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        directory: Path,
+        progress: Progress,
+        *,
+        clients: Sequence[str],
+        channels: Mapping[str, Policy | ChannelEntry],
+        arrow: bool = False,
+    ) -> None:
         self.plan = plan
         self._directory = directory
         self._progress = progress
-        self._faulty: list[str] = []
-        self._workload = read_workload(Path(plan.workload))
-        self._workers = WorkerBed(directory, arrow=bool(plan.cell.trace))
+        self._workers = WorkerBed(directory, arrow=arrow or bool(plan.cell.trace))
         self._processes = ProcessorTime()
         trace = plan.cell.trace
         self._cluster = LocalCluster(
             brokers=plan.cell.brokers,
             f=plan.cell.tolerated(),
-            clients=node_names(self._workload, plan.events),
-            channels=dict.fromkeys(self._workload.topics, plan.policy()),
+            clients=clients,
+            channels=channels,
             directory=directory,
             tls=plan.cell.tls,
             host=host_for(plan.cell, directory),
             trace=Path(trace) if trace else None,
+            arrow=arrow,
             log_level="warning",
         )
         manifest = msgspec.structs.replace(self._cluster.manifest, **plan.cell.algorithms())
         self._cluster.write_manifest(manifest)
-        #: The header of the trace; None if there is no trace.
-        self._header: Header | None = None
-        if trace:
-            Path(trace).mkdir(parents=True, exist_ok=True)
-            self._header = trace_header(plan, self._workload, list(map(str, self._cluster.brokers)))
-            write_header(Path(trace), self._header)
         (directory / "replay.json").write_bytes(msgspec.json.encode(plan))
         self._counters = ReplayCounters(directory / "counters", plan.processes, create=True)
 
-    def run(self) -> ReplayReport:
-        """Start everything, wait for everything, stop everything."""
+    @property
+    def brokers(self) -> list[str]:
+        """The brokers of the cell."""
+        return list(map(str, self._cluster.brokers))
+
+    def run(self, module: str, kind: type[R], deliveries: int) -> Replayed[R]:
+        """Start everything, wait for so many deliveries, stop everything."""
         try:
             self._progress("starting processes")
             with self._cluster:
-                cell, brokers = self.plan.cell, list(map(str, self._cluster.brokers))
-                self._faulty = faulty_brokers(cell, brokers)
-                for broker in brokers:
-                    self._processes.watch("broker", broker, self._cluster.pid(broker))
-                for faulty in self._faulty:
-                    targets = cell.fault_targets(brokers)
-                    self._cluster.make_lie(
-                        faulty, cell.fault, percent=cell.percent, victims=targets
-                    )
-                for index in range(self.plan.processes):
-                    arguments = [str(self._directory), str(index), str(self._workers.lifeline)]
-                    name = share_name(index)
-                    worker = self._workers.spawn(name, "quorumcast.bench.replayer", *arguments)
-                    self._processes.watch("clients", name, worker.pid)
-                self._workers.wait_ready(
-                    lambda: self._counters.total(ReplayCounter.READY) == self.plan.processes,
-                    READY_TIMEOUT_S,
-                )
+                faulty = faulty_brokers(self.plan.cell, self.brokers)
+                self._start(module, faulty)
                 started = self._sample()
-                seconds = self._replay()
+                seconds = self._replay(deliveries)
                 used = self._processes.use(started, self._sample())
-                results = self._workers.collect(ShareResult, EXIT_TIMEOUT_S)
-            self._finish_trace(started.at_ns, seconds, used)
-            return self._report(seconds, results, used)
+                results = self._workers.collect(kind, EXIT_TIMEOUT_S)
+            posted = self._counters.total(ReplayCounter.POSTED)
+            return Replayed(results, started.at_ns, seconds, posted, used, faulty)
         finally:
             self._workers.stop()
             self._counters.close()
+
+    def _start(self, module: str, faulty: list[str]) -> None:
+        cell, brokers = self.plan.cell, self.brokers
+        for broker in self._cluster.brokers:
+            self._processes.watch("broker", broker, self._cluster.pid(broker))
+        for liar in faulty:
+            targets = cell.fault_targets(brokers)
+            self._cluster.make_lie(liar, cell.fault, percent=cell.percent, victims=targets)
+        for index in range(self.plan.processes):
+            arguments = [str(self._directory), str(index), str(self._workers.lifeline)]
+            worker = self._workers.spawn(share_name(index), module, *arguments)
+            self._processes.watch("clients", share_name(index), worker.pid)
+        self._workers.wait_ready(
+            lambda: self._counters.total(ReplayCounter.READY) == self.plan.processes,
+            READY_TIMEOUT_S,
+        )
 
     def _sample(self) -> Sample:
         use = self._processes
         return Sample(time.monotonic_ns(), [], use.by_node(), use.memory())
 
-    def _finish_trace(self, from_ns: int, seconds: float, used: dict[str, ProcessUse]) -> None:
-        """Complete the header with what was measured; readers skip a trace without that."""
-        if self._header is not None:
-            header = msgspec.structs.replace(
-                self._header,
-                from_ns=from_ns,
-                upto_ns=from_ns + int(seconds * 1e9),
-                events=self._counters.total(ReplayCounter.POSTED),
-                processes=used,
-            )
-            write_header(Path(self.plan.cell.trace), header)
-
-    def _replay(self) -> float:
+    def _replay(self, expected: int) -> float:
         """Wait until the replay is over; seconds from the first event to the last delivery."""
         counters = self._counters
-        expected = self._expected()
         started = seen_at = time.monotonic()
         counters.signal(Signal.START)
         slowest = 2 / self.plan.rate if self.plan.rate else 0.0
@@ -282,16 +302,55 @@ class ReplayRun:
         counters.signal(Signal.END)
         return seconds
 
+
+class TopicReplay:
+    """The replay of a workload of topics."""
+
+    def __init__(self, plan: ReplayPlan, directory: Path, progress: Progress) -> None:
+        self.plan = plan
+        self._workload = read_workload(Path(plan.workload))
+        self._bed = ReplayBed(
+            plan,
+            directory,
+            progress,
+            clients=node_names(self._workload, plan.events),
+            channels=dict.fromkeys(self._workload.topics, plan.policy()),
+        )
+        #: The header of the trace; None if there is no trace.
+        self._header: Header | None = None
+        trace = plan.cell.trace
+        if trace:
+            Path(trace).mkdir(parents=True, exist_ok=True)
+            self._header = trace_header(plan, self._workload, self._bed.brokers)
+            write_header(Path(trace), self._header)
+
+    def run(self) -> ReplayReport:
+        """Replay, and report."""
+        done = self._bed.run("quorumcast.bench.replayer", ShareResult, self._expected())
+        self._finish_trace(done)
+        return self._report(done)
+
+    def _finish_trace(self, done: Replayed[ShareResult]) -> None:
+        """Complete the header with what was measured; readers skip a trace without that."""
+        if self._header is not None:
+            header = msgspec.structs.replace(
+                self._header,
+                from_ns=done.from_ns,
+                upto_ns=done.from_ns + int(done.seconds * 1e9),
+                events=done.posted,
+                processes=done.process_use,
+            )
+            write_header(Path(self.plan.cell.trace), header)
+
     def _expected(self) -> int:
         if not self.plan.events:
             return self._workload.header.deliveries
         subscribers = self._workload.subscribers
         return sum(len(subscribers[e.topic]) for e in self._workload.events(self.plan.events))
 
-    def _report(
-        self, seconds: float, results: list[ShareResult], used: dict[str, ProcessUse]
-    ) -> ReplayReport:
+    def _report(self, done: Replayed[ShareResult]) -> ReplayReport:
         plan, injected = self.plan, self._expected()
+        results, seconds = done.results, done.seconds
         accepted, published = Counter[str](), Counter[str]()
         for result in results:
             accepted.update(result.accepted)
@@ -325,9 +384,9 @@ class ReplayRun:
             deliveries_per_s=round(delivered / seconds, 1) if seconds else 0.0,
             latency_ms=latency([ns for result in results for ns in result.latencies_ns]),
             suspicions=suspicions,
-            correct_suspected=suspicions_of_correct(suspicions, self._faulty),
+            correct_suspected=suspicions_of_correct(suspicions, done.faulty),
             evidence=sum(result.evidence for result in results),
-            process_use=used,
+            process_use=done.process_use,
             topics=topics,
         )
 
@@ -391,4 +450,4 @@ def run_replay(plan: ReplayPlan, progress: Progress = lambda stage: None) -> Rep
         place = str(place_for(Path(plan.cell.trace)))
         plan = msgspec.structs.replace(plan, cell=msgspec.structs.replace(plan.cell, trace=place))
     with tempfile.TemporaryDirectory(prefix="quorumcast-replay-") as directory:
-        return ReplayRun(plan, Path(directory), progress).run()
+        return TopicReplay(plan, Path(directory), progress).run()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from quorumcast.bench.counters import ReplayCounter, ReplayCounters, Signal
 from quorumcast.bench.events import HEAD, LANE_SHIFT, SEQUENCE, LaneCheck, checksum, filler
-from quorumcast.bench.plan import merge_suspicions
+from quorumcast.bench.plan import ClientResult, merge_suspicions
 from quorumcast.bench.replay import ReplayPlan, ShareResult, node_names, share_name
 from quorumcast.bench.worker import (
     CONNECT_TIMEOUT_S,
@@ -94,112 +95,178 @@ class TopicCheck:
         return sum(getattr(check.counts, counter) for check in self._checks.values())
 
 
-class ReplayShare:
+class ReplayShare(ABC):
     """The nodes of this process."""
 
+    #: What it found.
+    result: ClientResult
+
     def __init__(self, directory: Path, index: int) -> None:
-        self._directory = directory
+        self.directory = directory
+        self.plan = msgspec.json.decode((directory / "replay.json").read_bytes(), type=ReplayPlan)
+        self.counters = ReplayCounters(directory / "counters", self.plan.processes)
+        self.nodes: dict[str, Node] = {}
+        self.tasks: list[asyncio.Task[None]] = []
         self._index = index
-        self._plan = msgspec.json.decode((directory / "replay.json").read_bytes(), type=ReplayPlan)
-        self._counters = ReplayCounters(directory / "counters", self._plan.processes)
-        self._workload = read_workload(Path(self._plan.workload))
-        self._names = node_names(self._workload, self._plan.events)
-        self._mine = self._plan.share(self._names, index)
-        self._nodes: dict[str, Node] = {}
+        self._owed = self._accepted = 0
+
+    async def work(self) -> None:
+        """Connect, replay, write the result."""
+        try:
+            await self._connect()
+            self.put(ReplayCounter.READY, 1)
+            collect_seldom()
+            await self.counters.wait(Signal.START, POLL_S)
+            await self.publish()
+            self.put(ReplayCounter.FINISHED, 1)
+            await self.counters.wait(Signal.END, 0.02)
+            await self._finish()
+        except UsageError as error:
+            self.result.failure = str(error)
+        path = self.directory / f"{share_name(self._index)}.result.json"
+        path.write_bytes(msgspec.json.encode(self.result))
+        self.counters.close()
+
+    def put(self, counter: ReplayCounter, value: int) -> None:
+        """Set a counter of this process."""
+        self.counters.put(self._index, counter, value)
+
+    # ------------------------------------------------------------------ of each kind of workload
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """All nodes, in an order that all processes agree on."""
+
+    @abstractmethod
+    async def subscribe(self) -> None:
+        """Establish all subscriptions of these nodes."""
+
+    @abstractmethod
+    async def publish(self) -> None:
+        """Publish the events of these nodes."""
+
+    @abstractmethod
+    def count(self) -> None:
+        """Complete the result, after the last delivery."""
+
+    # ------------------------------------------------------------------ alike for all
+
+    async def _connect(self) -> None:
+        manifest_path = self.directory / "manifest.json"
+        manifest = read_manifest(manifest_path)
+        turns = asyncio.Semaphore(CONNECTING)
+
+        async def start(name: str) -> None:
+            identity = read_identity(self.directory / f"{name}.identity")
+            node = instrumented_node(
+                manifest, identity, manifest_path, "subscriber", trace=self.plan.cell.trace
+            )
+            self.nodes[name] = node
+            async with turns:
+                await node.start(CONNECT_TIMEOUT_S)
+
+        mine = self.plan.share(self.names(), self._index)
+        await asyncio.gather(*(start(name) for name in mine))
+        await self.subscribe()
+
+    async def turn(self, due_s: float, window: int) -> bool:
+        """Wait until an event is due and a delivery has room; False if the replay is over."""
+        counters = self.counters
+        if due_s:
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        while counters.total(ReplayCounter.OWED) - counters.total(ReplayCounter.ACCEPTED) > window:
+            if counters.signalled(Signal.END):
+                return False
+            await asyncio.sleep(PAUSE_S)
+        return True
+
+    def owe(self, deliveries: int) -> None:
+        """So many deliveries follow from what is sent next.
+
+        Counted before it is sent: the total accepted must never exceed the total owed.
+        """
+        self._owed += deliveries
+        self.put(ReplayCounter.OWED, self._owed)
+
+    def accept(self, deliveries: int, sent_ns: int | None, now: int) -> None:
+        """So many deliveries were accepted; the last of them was sent at that time."""
+        if sent_ns is not None and len(self.result.latencies_ns) < MOST_SAMPLES:
+            self.result.latencies_ns.append(now - sent_ns)
+        self._accepted += deliveries
+        self.put(ReplayCounter.ACCEPTED, self._accepted)
+
+    async def _finish(self) -> None:
+        await cancel_all(self.tasks)
+        self.count()
+        nodes, result = self.nodes.values(), self.result
+        result.suspicions = merge_suspicions(node.suspicions for node in nodes)
+        result.evidence = sum(len(node.evidence) for node in nodes)
+        await asyncio.gather(*(node.close() for node in nodes))
+
+
+class TopicReplayShare(ReplayShare):
+    """The nodes of a workload of topics."""
+
+    result: ShareResult
+
+    def __init__(self, directory: Path, index: int) -> None:
+        super().__init__(directory, index)
+        self.result = ShareResult()
+        self._workload = read_workload(Path(self.plan.workload))
+        self._names = node_names(self._workload, self.plan.events)
         self._publishers: dict[tuple[str, str], Publisher] = {}
         self._checks: list[TopicCheck] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        self._result = ShareResult()
-        self._published: Counter[str] = Counter()
-        self._accepted = 0
         topics = self._workload.topics
         self._lanes = {
             topic: {name: at * len(topics) + of for at, name in enumerate(self._names)}
             for of, topic in enumerate(topics)
         }
 
-    async def work(self) -> None:
-        """Connect, replay, write the result."""
-        try:
-            await self._connect()
-            self._counters.put(self._index, ReplayCounter.READY, 1)
-            collect_seldom()
-            await self._counters.wait(Signal.START, POLL_S)
-            await self._publish()
-            self._counters.put(self._index, ReplayCounter.FINISHED, 1)
-            await self._counters.wait(Signal.END, 0.02)
-            await self._finish()
-        except UsageError as error:
-            self._result.failure = str(error)
-        path = self._directory / f"{share_name(self._index)}.result.json"
-        path.write_bytes(msgspec.json.encode(self._result))
-        self._counters.close()
+    def names(self) -> list[str]:
+        """Every node that subscribes or publishes."""
+        return self._names
 
-    # ------------------------------------------------------------------ before
-
-    async def _connect(self) -> None:
-        manifest_path = self._directory / "manifest.json"
-        manifest = read_manifest(manifest_path)
-        turns = asyncio.Semaphore(CONNECTING)
-
-        async def start(name: str) -> None:
-            identity = read_identity(self._directory / f"{name}.identity")
-            node = instrumented_node(
-                manifest, identity, manifest_path, "subscriber", trace=self._plan.cell.trace
-            )
-            self._nodes[name] = node
-            async with turns:
-                await node.start(CONNECT_TIMEOUT_S)
-
-        await asyncio.gather(*(start(name) for name in self._mine))
+    async def subscribe(self) -> None:
+        """Subscribe every node to its topics."""
         joining = []
         for topic, subscribers in self._workload.subscribers.items():
             for name in subscribers:
-                if name in self._nodes:
-                    subscription = self._nodes[name].subscribe(topic)
+                if name in self.nodes:
+                    subscription = self.nodes[name].subscribe(topic)
                     check = TopicCheck(topic, self._lanes[topic])
                     self._checks.append(check)
                     joining.append(subscription)
-                    self._tasks.append(asyncio.create_task(self._listen(subscription, check)))
+                    self.tasks.append(asyncio.create_task(self._listen(subscription, check)))
         for subscription in joining:
             await subscription.wait_joined(CONNECT_TIMEOUT_S)
 
-    # ------------------------------------------------------------------ meanwhile
-
-    async def _publish(self) -> None:
-        start, counters = self._counters.signalled(Signal.START), self._counters
+    async def publish(self) -> None:
+        """Publish the events of each node in their order."""
+        start = self.counters.signalled(Signal.START)
         numbers: Counter[int] = Counter()
-        owed = posted = 0
-        for place, event in enumerate(self._workload.events(self._plan.events)):
-            if event.node not in self._nodes:
+        published: Counter[str] = Counter()
+        for place, event in enumerate(self._workload.events(self.plan.events)):
+            if event.node not in self.nodes:
                 continue
-            if self._plan.rate:
-                due = start / 1e9 + place / self._plan.rate
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-            elif posted % BURST == 0:
+            if not self.plan.rate and published.total() % BURST == 0:
                 await asyncio.sleep(0)
-            while counters.total(ReplayCounter.OWED) - counters.total(ReplayCounter.ACCEPTED) > (
-                self._plan.window
-            ):
-                if counters.signalled(Signal.END):
-                    return
-                await asyncio.sleep(PAUSE_S)
+            due = start / 1e9 + place / self.plan.rate if self.plan.rate else 0.0
+            if not await self.turn(due, self.plan.window):
+                break
             lane = self._lanes[event.topic][event.node]
             numbers[lane] += 1
-            # Counted before it is sent: the total accepted must never exceed the total owed.
-            owed += len(self._workload.subscribers[event.topic])
-            posted += 1
-            counters.put(self._index, ReplayCounter.OWED, owed)
+            self.owe(len(self._workload.subscribers[event.topic]))
             await self._post(event, lane, numbers[lane])
-            self._published[event.topic] += 1
-            counters.put(self._index, ReplayCounter.POSTED, posted)
+            published[event.topic] += 1
+            self.put(ReplayCounter.POSTED, published.total())
+        self.result.published = dict(published)
 
     async def _post(self, event: WorkloadEvent, lane: int, number: int) -> None:
         key = (event.node, event.topic)
         publisher = self._publishers.get(key)
         if publisher is None:
-            publisher = self._nodes[event.node].publisher(
-                event.topic, batching=self._plan.cell.batch == 0
+            publisher = self.nodes[event.node].publisher(
+                event.topic, batching=self.plan.cell.batch == 0
             )
             self._publishers[key] = publisher
         while True:
@@ -210,7 +277,7 @@ class ReplayShare:
                 await publisher.ready()
 
     async def _listen(self, subscription: Subscription, check: TopicCheck) -> None:
-        result, counters = self._result, self._counters
+        result = self.result
         while items := await subscription.take(TAKE):
             now = time.monotonic_ns()
             before = check.total("accepted")
@@ -222,34 +289,24 @@ class ReplayShare:
                 result.by_history += item.by_history
                 for payload in item.payloads:
                     sent_ns = check.take(item.publisher, payload)
-            if sent_ns is not None and len(result.latencies_ns) < MOST_SAMPLES:
-                result.latencies_ns.append(now - sent_ns)
-            self._accepted += check.total("accepted") - before
-            counters.put(self._index, ReplayCounter.ACCEPTED, self._accepted)
+            self.accept(check.total("accepted") - before, sent_ns, now)
 
-    # ------------------------------------------------------------------ afterwards
-
-    async def _finish(self) -> None:
-        result = self._result
-        await cancel_all(self._tasks)
-        result.published = dict(self._published)
+    def count(self) -> None:
+        """Add up what all subscriptions got."""
+        result = self.result
         for check in self._checks:
             accepted = check.total("accepted")
             result.accepted[check.topic] = result.accepted.get(check.topic, 0) + accepted
             result.duplicated += check.total("duplicated")
             result.disordered += check.total("disordered")
             result.altered += check.altered
-        nodes = self._nodes.values()
-        result.suspicions = merge_suspicions(node.suspicions for node in nodes)
-        result.evidence = sum(len(node.evidence) for node in nodes)
-        await asyncio.gather(*(node.close() for node in nodes))
 
 
 def main() -> None:
     """Run one share."""
     exit_with_parent(int(sys.argv[3]))
     pa.set_cpu_count(1)
-    run(ReplayShare(Path(sys.argv[1]), int(sys.argv[2])).work())
+    run(TopicReplayShare(Path(sys.argv[1]), int(sys.argv[2])).work())
 
 
 if __name__ == "__main__":

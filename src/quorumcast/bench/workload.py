@@ -6,8 +6,7 @@
     DIR/events/           Parquet, ordered by (at_ms, id) across files: at_ms, id, node, topic, size
 
 Every subscriber of a topic gets every event on it once, its own events too. A workload whose
-subscriptions are predicates (`kind` is "content") has other columns and cannot be replayed, since
-channels are topics.
+subscriptions are predicates (`kind` is "content") has other columns (`bench.predicates.workload`).
 """
 
 from __future__ import annotations
@@ -140,12 +139,11 @@ def read_header(path: Path) -> WorkloadHeader:
 
 
 def read_workload(path: Path) -> Workload:
-    """Open a workload that can be replayed."""
+    """Open a workload of topics."""
     header = read_header(path)
     if header.kind != BY_TOPIC:
         raise UsageError(
-            f"{path} subscribes by content, and channels are topics: it can be described and not "
-            "replayed"
+            f"{path} subscribes by predicates and not to topics: replay it with 'quorumcast bench'"
         )
     return Workload(path, header)
 

@@ -60,11 +60,12 @@ class LocalCluster(Bed):
         allow_faults: bool = True,
         trace: Path | None = None,
         observe: Path | None = None,
+        arrow: bool = False,
         log_level: str = "info",
         cell: PlannedCell | None = None,
     ) -> None:
         """`cell` is one of a tree (`testing.tree`), in place of what else makes a manifest."""
-        super().__init__(directory, arrow=bool(trace or observe))
+        super().__init__(directory, arrow=arrow or bool(trace or observe))
         self.plan: CellSetup | PlannedCell = cell or CellSetup(
             brokers=brokers,
             f=f,

@@ -266,7 +266,7 @@ def test_generate_like_dt1_has_the_density_when_counted(
     found = run(capsys, "describe", str(path))
     assert found["density"] == pytest.approx(0.09, rel=0.01)
     assert found["sound"]
-    with pytest.raises(UsageError, match="subscribes by content"):
+    with pytest.raises(UsageError, match="subscribes by predicates"):
         read_workload(path)
 
 

@@ -11,8 +11,9 @@ import msgspec
 import typer
 
 from quorumcast.cli.common import console, facts_table, print_json, table
-from quorumcast.cli.lab import freeman, matching
+from quorumcast.cli.lab import freeman, matching, replay
 from quorumcast.cli.lab.freeman import SweepOptions
+from quorumcast.cli.lab.replay import ReplayOptions
 from quorumcast.cli.options import JsonOption, ObserveOption
 from quorumcast.cli.progress import ProgressDisplay
 from quorumcast.core.errors import UsageError
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from quorumcast.bench import soak
     from quorumcast.bench.plan import BenchPlan, BenchReport
-    from quorumcast.bench.replay import ReplayReport
     from quorumcast.bench.run import Progress
 
 EXAMPLE = "bench --policy ab+history --alpha 10-512 --batch 0 --seconds 5 --json"
@@ -148,6 +148,7 @@ class PlanOptions(msgspec.Struct, kw_only=True):
 def bench(
     measured: PlanOptions,
     sweep: SweepOptions,
+    replayed: ReplayOptions,
     suite: Annotated[
         str,
         typer.Option(
@@ -162,17 +163,6 @@ def bench(
         ),
     ] = "",
     runs: Annotated[int, typer.Option(help="With --suite: runs per line; the median counts.")] = 1,
-    workload: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Replay a workload of 'quorumcast pipeline workload': its topics, nodes, events "
-            "and subscriptions.",
-        ),
-    ] = None,
-    processes: Annotated[
-        int, typer.Option(help="With --workload: processes that its nodes are shared out to.")
-    ] = 2,
     events: Annotated[
         int,
         typer.Option(
@@ -191,6 +181,7 @@ def bench(
     plan = measured.plan()
     counted = msgspec.structs.replace(plan, events=events)
     sweep.check(suite)
+    workload = replayed.workload
     if plan.observe and (
         workload is not None or suite in (FIT, SOAK, FLOODS, RETENTION, MATCHING, TREE)
     ):
@@ -202,7 +193,8 @@ def bench(
     if workload is not None:
         if suite:
             raise UsageError("a suite has a workload of its own; leave out --workload or --suite")
-        _replay(plan, workload, processes, events, json_)
+        figures, tables, sound = replay.run(plan, replayed, events)
+        _show(figures, tables, sound=sound, json_=json_)
     elif suite == RETENTION:
         _retention(events, json_)
     elif suite == MATCHING:
@@ -229,49 +221,6 @@ def _show(figures: object, tables: Iterable[Table], *, sound: bool, json_: bool)
         console().print(shown)
     if not sound:
         raise typer.Exit(1)
-
-
-def _replay(plan: BenchPlan, workload: Path, processes: int, events: int, json_: bool) -> None:
-    from quorumcast.bench.replay import WINDOW, ReplayPlan, run_replay
-
-    replay = ReplayPlan(
-        workload=str(workload.resolve()),
-        cell=plan,
-        processes=processes,
-        events=events,
-        rate=plan.rate,
-        window=plan.window or WINDOW,
-    )
-    with ProgressDisplay() as shown:
-        report = run_replay(replay, shown)
-    _show(report, [_replay_table(report)], sound=report.sound(replay), json_=json_)
-
-
-def _replay_table(report: ReplayReport) -> Table:
-    latency = report.latency_ms
-    shown = table(
-        "topic",
-        right=("events", "subscribers", "expected", "delivered", "fulfilled"),
-        title=f"{report.workload}: {report.policy}, {report.brokers} brokers",
-    )
-    for name, topic in sorted(report.topics.items(), key=lambda item: -item[1].published):
-        counts = (topic.published, topic.subscribers, topic.expected, topic.delivered)
-        share = f"{topic.delivered / topic.expected:.1%}" if topic.expected else ""
-        shown.add_row(name, *(f"{count:,}" for count in counts), share)
-    shown.caption = (
-        f"{report.published:,} events, {report.delivered:,} of {report.expected:,} deliveries in "
-        f"{report.seconds:,.1f} s ({report.deliveries_per_s:,.0f} deliveries/s); latency median "
-        f"{latency.p50} ms, 99 % {latency.p99} ms; lost {report.lost}, duplicated "
-        f"{report.duplicated}, altered {report.altered}, disordered {report.disordered}"
-    )
-    if report.coverage is not None and report.coverage_of_injected is not None:
-        shown.caption += (
-            f"; fulfilled {report.coverage:.1%} of what was published, "
-            f"{report.coverage_of_injected:.1%} of what was injected"
-        )
-    if report.correct_suspected:
-        shown.caption += f"; correct nodes suspected: {report.correct_suspected}"
-    return shown
 
 
 def _single_table(report: BenchReport) -> Table:

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import inf
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from quorumcast.bench.predicates.workload import CONTENT_SUBSCRIPTION_COLUMNS, write_contents
+from quorumcast.bench.workload import BY_CONTENT, WorkloadHeader
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.workload.draws import (
     Floats,
@@ -36,10 +40,6 @@ from quorumcast.pipeline.workload.shapes import check_size, node_names
 
 #: Allowed relative error of the counted density.
 TOLERANCE = 0.01
-
-CONTENT_SUBSCRIPTION_COLUMNS = pa.schema(
-    [("id", pa.int64()), ("node", pa.string()), ("predicates", pa.string())]
-)
 
 Bits = npt.NDArray[np.uint8]
 
@@ -201,6 +201,32 @@ class ContentGenerator:
             ],
             schema=event_columns(self.shape),
         )
+
+    def header(self, matches: int) -> WorkloadHeader:
+        """Return the header of a workload with so many matches."""
+        shape = self.shape
+        return WorkloadHeader(
+            kind=BY_CONTENT,
+            name=shape.name,
+            seed=self.seed,
+            nodes=self.nodes,
+            topics=0,
+            events=self.events,
+            subscriptions=shape.subscriptions,
+            deliveries=matches,
+            made={
+                "generated": shape.name,
+                **{n: getattr(shape, n) for n in ("density", "predicates", "attributes", "values")},
+                "zipf": shape.exponent,
+            },
+        )
+
+    def write(self, path: Path) -> None:
+        """Write a workload that fits into memory; without Spark, so that a benchmark can."""
+        events = self.event_columns(np.arange(self.events))
+        matches = int(pc.sum(events.column("matches")).as_py())
+        tables = pa.Table.from_batches([events]), self.subscription_table()
+        write_contents(path, self.header(matches), *tables)
 
     @cached_property
     def matcher(self) -> Matcher:

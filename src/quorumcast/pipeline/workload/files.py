@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from quorumcast.bench.workload import (
-    BY_CONTENT,
     EVENT_COLUMNS,
     EVENTS,
     HEADER,
@@ -136,28 +135,13 @@ def write_content(
     spark: SparkSession, generator: ContentGenerator, path: Path, partitions: int = 0
 ) -> WorkloadHeader:
     """Generate and write a workload of predicates, and count its matches."""
-    shape = generator.shape
     parts = partitions or partitions_for(spark, generator.events)
-    schema = event_columns(shape)
+    schema = event_columns(generator.shape)
     _generated(spark, generator.events, parts, generator.event_columns, schema).write.parquet(
         str(path / EVENTS)
     )
     write_table(spark, generator.subscription_table(), path / SUBSCRIPTIONS)
     counted = spark.read.parquet(str(path / EVENTS)).agg(sql.sum("matches")).first()
-    header = WorkloadHeader(
-        kind=BY_CONTENT,
-        name=shape.name,
-        seed=generator.seed,
-        nodes=generator.nodes,
-        topics=0,
-        events=generator.events,
-        subscriptions=shape.subscriptions,
-        deliveries=int(counted[0]) if counted else 0,
-        made={
-            "generated": shape.name,
-            **{n: getattr(shape, n) for n in ("density", "predicates", "attributes", "values")},
-            "zipf": shape.exponent,
-        },
-    )
+    header = generator.header(int(counted[0]) if counted else 0)
     write_header(path, header)
     return header

@@ -1,0 +1,1 @@
+"""Workloads whose subscriptions are predicates, replayed by real processes."""

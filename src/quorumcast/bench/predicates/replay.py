@@ -1,0 +1,255 @@
+"""Replay of a workload of predicates: each subscription gets the rows that match, and no others.
+
+All events go to one channel, in publications of `--batch` rows by the nodes that publish them. Each
+subscription of the workload is one of its node's, with its own predicate; or, *joined*, a node has
+one subscription for the rows that match any of its predicates. What each of them must get is
+computed beforehand (`bench.predicates.workload`), so that every row that is lost, repeated, altered
+or irrelevant is counted.
+
+Two nodes more show what a predicate saves: `selective` wants about 9 % of the rows, `everything`
+has no predicate. The bytes that they receive are compared.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quorumcast.bench.plan import (
+    ClientResult,
+    LatencySample,
+    Suspicions,
+    merge_suspicions,
+    suspicions_of_correct,
+    totals,
+)
+from quorumcast.bench.predicates.workload import (
+    EVERYTHING,
+    SELECTIVE,
+    ContentReader,
+    ContentWorkload,
+)
+from quorumcast.bench.replay import ReplayBed, Replayed, ReplayPlan
+from quorumcast.bench.run import Progress, latency
+from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import Channel
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.schema import ARROW_TYPES
+from quorumcast.traces.form import ProcessUse
+
+CHANNEL = Channel("events")
+#: Files of a run: a bit per reader and event, and how many rows are due of each event.
+EXPECTED, OWED = "expected.npy", "owed.npy"
+#: Events under way at most; and with one row per publication.
+EVENT_WINDOW, SINGLE_WINDOW = 16_384, 512
+_HEAD = (("event", "int64"), ("sent_ns", "uint64"), ("checksum", "uint64"))
+_TYPE_NAMES = {kind: name for name, kind in ARROW_TYPES.items()}
+
+
+class ContentShareResult(ClientResult, kw_only=True):
+    """What one process found."""
+
+    #: Events that its nodes published, in so many publications, and the rows due for them.
+    published: int = 0
+    publications: int = 0
+    owed: int = 0
+    #: Rows that its subscriptions had to get, and got.
+    accepted: int = 0
+    #: Rows that do not match.
+    irrelevant: int = 0
+    #: Bytes that the nodes to compare have received.
+    bytes_in: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class SavedBytes(msgspec.Struct, frozen=True):
+    """What a subscriber receives that has a predicate, beside one that has none."""
+
+    where: str
+    #: The share of rows that match.
+    rows_share: float
+    bytes: int
+    bytes_of_everything: int
+    #: The one beside the other.
+    bytes_share: float | None
+
+
+class ContentReport(msgspec.Struct, kw_only=True):
+    """What a replay measured."""
+
+    workload: str
+    policy: str
+    brokers: int
+    f: int
+    fault: str
+    #: Nodes with predicates, how many these have together, and how many subscriptions.
+    nodes: int
+    predicates: int
+    subscriptions: int
+    joined: bool
+    batch: int
+    processes: int
+    seconds: float
+    published: int
+    publications: int
+    #: Rows that had to arrive at subscriptions.
+    expected: int
+    delivered: int
+    lost: int
+    duplicated: int
+    altered: int
+    irrelevant: int
+    disordered: int
+    gaps: int
+    by_history: int
+    events_per_s: float
+    deliveries_per_s: float
+    latency_ms: LatencySample
+    saved: SavedBytes
+    suspicions: Suspicions
+    #: Suspicions of correct nodes, by reason.
+    correct_suspected: dict[str, int]
+    evidence: int
+    #: Processor time and memory of each process.
+    process_use: dict[str, ProcessUse]
+
+    def sound(self, plan: ReplayPlan) -> bool:
+        """Whether the cell kept what it promises under this plan.
+
+        Without a fault, nobody is to be suspected.
+        """
+        wrong = self.duplicated or self.altered or self.irrelevant or self.disordered
+        calm = bool(plan.cell.fault) or not self.correct_suspected
+        return not wrong and calm and (self.lost == 0 or not plan.cell.promises_delivery())
+
+
+class ContentReplay:
+    """The replay of a workload of predicates."""
+
+    def __init__(self, plan: ReplayPlan, directory: Path, progress: Progress) -> None:
+        self.plan = plan
+        self._workload = ContentWorkload(Path(plan.workload), plan.events, plan.predicates)
+        if not len(self._workload):
+            raise UsageError(f"{plan.workload} has no events; generate it again")
+        self._readers = self._workload.readers(joined=plan.joined)
+        progress("computing what must arrive")
+        #: How many rows are due of each event, and all rows that each reader must get.
+        self._owed, self._by_reader = _expect(self._workload, self._readers, directory)
+        self._check_counted()
+        self._bed = ReplayBed(
+            plan,
+            directory,
+            progress,
+            clients=[*self._workload.nodes, SELECTIVE, EVERYTHING],
+            channels={CHANNEL: channel_entry(self._workload, plan.policy())},
+            arrow=True,
+        )
+
+    def run(self) -> ContentReport:
+        """Replay, and report."""
+        module = "quorumcast.bench.predicates.replayer"
+        return self._report(self._bed.run(module, ContentShareResult, int(self._owed.sum())))
+
+    def _check_counted(self) -> None:
+        """Hold the matches to those that were counted when the workload was made."""
+        counted, found = self._workload.counted, sum(self._by_reader[:-2])
+        if not self.plan.joined and counted not in (None, found):
+            raise UsageError(
+                f"{self.plan.workload} has {counted:,} matches by its own count and {found:,} by "
+                "its predicates: its files do not belong together; generate it again"
+            )
+
+    def _report(self, done: Replayed[ContentShareResult]) -> ContentReport:
+        plan, results, seconds = self.plan, done.results, done.seconds
+        readers = self._readers[:-2]
+        added = totals(results, "published", "publications", "owed", "accepted")
+        suspicions = merge_suspicions(result.suspicions for result in results)
+        return ContentReport(
+            workload=self._workload.header.name,
+            policy=plan.cell.policy,
+            brokers=plan.cell.brokers,
+            f=plan.cell.tolerated(),
+            fault=plan.cell.fault,
+            nodes=len({reader.node for reader in readers}),
+            predicates=sum(len(reader.where) for reader in readers),
+            subscriptions=len(readers),
+            joined=plan.joined,
+            batch=max(plan.cell.batch, 1),
+            processes=plan.processes,
+            seconds=round(seconds, 3),
+            published=added["published"],
+            publications=added["publications"],
+            expected=added["owed"],
+            delivered=added["accepted"],
+            lost=max(added["owed"] - added["accepted"], 0),
+            **totals(results, "duplicated", "altered", "irrelevant", "disordered"),
+            **totals(results, "gaps", "by_history", "evidence"),
+            events_per_s=round(added["published"] / seconds, 1) if seconds else 0.0,
+            deliveries_per_s=round(added["accepted"] / seconds, 1) if seconds else 0.0,
+            latency_ms=latency([ns for result in results for ns in result.latencies_ns]),
+            saved=self._saved(results),
+            suspicions=suspicions,
+            correct_suspected=suspicions_of_correct(suspicions, done.faulty),
+            process_use=done.process_use,
+        )
+
+    def _saved(self, results: Sequence[ContentShareResult]) -> SavedBytes:
+        received = {name: size for result in results for name, size in result.bytes_in.items()}
+        selective, everything = self._by_reader[-2:]
+        part, whole = received.get(SELECTIVE, 0), received.get(EVERYTHING, 0)
+        return SavedBytes(
+            where=self._readers[-2].where[0],
+            rows_share=round(selective / everything, 4),
+            bytes=part,
+            bytes_of_everything=whole,
+            bytes_share=round(part / whole, 4) if whole else None,
+        )
+
+
+def channel_entry(workload: ContentWorkload, policy: Policy | None = None) -> ChannelEntry:
+    """The channel of all events; `policy` matters only to its cell."""
+    kinds = [(field.name, _TYPE_NAMES.get(field.type, "")) for field in workload.attributes.schema]
+    for name, kind in kinds:
+        if not kind or name in dict(_HEAD):
+            raise UsageError(
+                f"column {name!r} of {workload.path} cannot be a column of a channel; rename it, "
+                "or give it another type"
+            )
+    return ChannelEntry(CHANNEL, policy or Policy.named("direct"), schema=(*_HEAD, *kinds))
+
+
+def _expect(
+    workload: ContentWorkload, readers: Sequence[ContentReader], directory: Path
+) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """Compute and write what must arrive: how many rows of each event, and at each reader."""
+    owed = np.zeros(len(workload), np.int64)
+    shape = (len(readers), -(-len(workload) // 8))
+    bits = np.lib.format.open_memmap(directory / EXPECTED, "w+", np.uint8, shape)
+    by_reader = []
+    for number, wanted in enumerate(workload.expected(readers)):
+        bits[number] = np.packbits(wanted, bitorder="little")
+        owed += wanted
+        by_reader.append(int(wanted.sum()))
+    bits.flush()
+    np.save(directory / OWED, owed)
+    return owed, by_reader
+
+
+def run_content_replay(plan: ReplayPlan, progress: Progress = lambda stage: None) -> ContentReport:
+    """Replay a workload of predicates on this machine."""
+    plan.check()
+    policy = plan.cell.channel_policy()
+    if policy.chained:
+        raise UsageError(
+            f"the policy {policy.name!r} has no predicates: on a chain brokers vote for whole "
+            "publications only; choose another"
+        )
+    if plan.cell.trace:
+        raise UsageError("--trace is for workloads of topics; leave it out")
+    with tempfile.TemporaryDirectory(prefix="quorumcast-replay-") as directory:
+        return ContentReplay(plan, Path(directory), progress).run()
