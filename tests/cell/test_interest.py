@@ -16,10 +16,12 @@ from tests.support.cells import (
     ORDERS,
     STREAM,
     Cell,
+    digests,
     limited,
 )
+from tests.support.tree_network import CellPlan, identity_in, manifest_of
 
-from quorumcast.broadcast.application import DeliverGap
+from quorumcast.broadcast.application import Deliver, DeliverGap
 from quorumcast.broadcast.messages import Cursor
 from quorumcast.cell.messages import Position, Positions, Subscribe
 from quorumcast.cell.subscribing.excerpt import Excerpt, SkippedBrokers
@@ -29,6 +31,7 @@ from quorumcast.core.ids import Channel, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
 from quorumcast.core.machine import Effect
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.view import View
 
 
 def interest(
@@ -589,6 +592,52 @@ def test_interest_does_not_give_up_what_a_broker_that_answers_holds() -> None:
     for _ in range(3 * PATIENT_TICKS):
         assert wait(made, 1, B1, B2) == []
         assert say(made, B3, 8)[1] == []
+
+
+def relayed_interest() -> Interest:
+    """Three brokers of a child cell, of which one may be faulty; two votes are enough.
+
+    b1 votes on what comes next; b2 says that it no longer holds it.
+    """
+    top = CellPlan("top", AB, n=4)
+    leaf = CellPlan("leaf", Policy.named("relay"), parent="top")
+    manifest = manifest_of(leaf, (top, leaf))
+    view = View(manifest, manifest.keyring(identity_in("leaf", "bob")))
+    made = Interest(view, manifest.channels[0])
+    for broker in (B1, B2, B3):
+        say(made, broker, 5)
+    made.acceptors[STREAM].vote(B1, 5, digests(b"p5"), (b"p5",))
+    return made
+
+
+def wait_for_b3(made: Interest, refreshes: int, *, answers: bool) -> list[object]:
+    news: list[object] = []
+    for _ in range(refreshes):
+        made.note_progress()
+        made.asked_again()
+        news += say(made, B3, 40)[1] if answers else []
+        news += say(made, B1, 40, base=5)[1]
+        news += say(made, B2, 40, base=20)[1]
+    return news
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["dead", "liar"])
+def test_interest_relayed_waits_only_so_long_for_a_broker_that_gives_no_vote(
+    answers: bool,
+) -> None:
+    made = relayed_interest()
+    assert wait_for_b3(made, PATIENT_TICKS - 1, answers=answers) == []
+    assert wait_for_b3(made, 2, answers=answers) == [DeliverGap(STREAM, 5, 19)]
+
+
+def test_interest_relayed_does_not_give_up_what_is_voted_on_in_time() -> None:
+    made = relayed_interest()
+    assert wait_for_b3(made, PATIENT_TICKS - 1, answers=True) == []
+    acceptor = made.acceptors[STREAM]
+    acceptor.vote(B3, 5, digests(b"p5"), ())
+    assert [type(effect) for effect in acceptor.deliver()] == [Deliver]
+    made.note_progress()
+    assert wait_for_b3(made, PATIENT_TICKS - 2, answers=True) == []
 
 
 def test_interest_liar_cannot_announce_a_gap_while_a_correct_broker_is_away() -> None:

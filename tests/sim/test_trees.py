@@ -13,7 +13,6 @@ from quorumcast.manifest.origins import check_tree
 from quorumcast.manifest.policy import RELAYED_NAMES
 from quorumcast.sim.campaign import replay_of
 from quorumcast.sim.cell.cells import identity_of
-from quorumcast.sim.cell.judges.readers import Reader
 from quorumcast.sim.cell.system import SYSTEM as CELL
 from quorumcast.sim.kernel.known_bad import Variant
 from quorumcast.sim.systems import find, perform, run_scenario, system_of, try_variant
@@ -163,21 +162,6 @@ def test_facts_lost_contents_below_the_root_excuse_nothing() -> None:
     assert facts.lost_before(LEAF.readers[0]) == -1
     facts.lost_contents(NodeId("broker-1"), Millis(20))
     assert facts.lost_before(LEAF.readers[0]) == 20
-
-
-@pytest.mark.parametrize(("brokers", "is_owed"), [(3, False), (4, True)])
-def test_facts_reader_among_few_brokers_may_wait_for_what_was_dropped(
-    brokers: int, is_owed: bool
-) -> None:
-    plan = tree_plan("ab", retained=16)(0)
-    branches = [msgspec.structs.replace(branch, brokers=brokers) for branch in CHAIN]
-    facts = TreeRun(msgspec.structs.replace(plan, branches=tuple(branches))).world.facts
-    reader, stream = Reader(LEAF.readers[0], ORDERS, 0), Stream(ORDERS, plan.publishers[0], 1)
-    facts.published[stream] = [(b"", 5)] * 20
-    assert facts.missing(reader, stream, 4, 20)[:1] == [4]
-    facts.adversary.declare(UPPER.broker_names[0], "silent")
-    assert facts.missing(reader, stream, 4, 20)[:1] == [4][:is_owed]
-    assert facts.missing(reader, stream, 5, 20)[:1] == [5]
 
 
 def test_facts_find_the_cell_in_which_a_statement_was_signed() -> None:

@@ -518,12 +518,11 @@ class Interest:
         moved = any(a.next != self.seen.get(s) for s, a in self.acceptors.items())
         if self.finished:
             return False
-        if self.entry.policy.crash_only:
+        if self.entry.policy.crash_only or self.entry.policy.relayed:
             # Counted for each broker apart, and also while another may still fetch the number:
             # else the two waits would follow one after the other.
-            silent, before = self.reports.silent(), self._waits
             self._waits = {
-                stream: {broker: before.get(stream, {}).get(broker, 0) + 1 for broker in silent}
+                stream: {b: self._waited(acceptor, b) + 1 for b in self._awaited(acceptor)}
                 for stream, acceptor in self.acceptors.items()
                 if self.reports.dropped_by_some(stream, acceptor.next)
             }
@@ -534,6 +533,24 @@ class Interest:
         quiet = self.ticks % QUIET_TICKS == 0
         due = quiet or self.ticks & (self.ticks - 1) == 0
         return not moved and ((stuck and due) or quiet)
+
+    def _awaited(self, acceptor: Acceptor) -> list[NodeId]:
+        """Brokers that may hold the next number of a stream, and give no sign of it.
+
+        Where brokers only crash those that do not answer. A relayed channel may have no broker to
+        spare, so there also those that answer without voting on the number.
+        """
+        if self.entry.policy.crash_only:
+            return self.reports.silent()
+        stream, number = acceptor.stream, acceptor.next
+        held = self.reports.may_hold(stream, number)
+        return [broker for broker in held if not acceptor.voted(broker, number)]
+
+    def _waited(self, acceptor: Acceptor, broker: NodeId) -> int:
+        """For how many refreshes a broker has given no sign; one that answers, of this number."""
+        if self.reports.is_fresh(broker) and acceptor.next != self.seen.get(acceptor.stream):
+            return 0
+        return self._waits.get(acceptor.stream, {}).get(broker, 0)
 
     def notice_silence(self, late_ms: int) -> list[Effect]:
         """Suspect brokers that do not vote on what others voted on before the last refresh.

@@ -57,15 +57,16 @@ class Reports:
         """
         if not self._policy.crash_only:
             return broker in self._held
-        return self._is_fresh(broker)
+        return self.is_fresh(broker)
 
-    def _is_fresh(self, broker: NodeId) -> bool:
+    def is_fresh(self, broker: NodeId) -> bool:
+        """Whether a broker has answered lately."""
         return self._round - self._rounds.get(broker, -FRESH_ROUNDS) < FRESH_ROUNDS
 
     @property
     def answering(self) -> int:
         """How many brokers have answered lately."""
-        return sum(map(self._is_fresh, self._view.brokers))
+        return sum(map(self.is_fresh, self._view.brokers))
 
     def forget(self, broker: NodeId) -> None:
         """Forget the report of a broker."""
@@ -201,6 +202,15 @@ class Reports:
             self._answers(broker) and stream in held and _begins(held[stream], wanted) > wanted
             for broker, held in self._held.items()
         )
+
+    def may_hold(self, stream: Stream, wanted: int) -> list[NodeId]:
+        """Brokers that have not said lately that they lack the wanted number of a stream."""
+        lacking = [
+            broker
+            for broker, held in self._held.items()
+            if self.is_fresh(broker) and stream in held and _begins(held[stream], wanted) > wanted
+        ]
+        return [broker for broker in self._view.brokers if broker not in lacking]
 
     def oldest(self, stream: Stream, wanted: int = 0, *, without: Collection[NodeId] = ()) -> int:
         """The first number that enough brokers may still hold for it to be accepted.

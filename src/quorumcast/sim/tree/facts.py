@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from quorumcast.core.ids import Channel, Millis, NodeId, Stream, total_order
+from quorumcast.core.ids import Channel, Millis, NodeId
 from quorumcast.core.statements import Signed, parse_statement
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.cell.adversary import CellAdversary
 from quorumcast.sim.cell.judges.facts import CellFacts
-from quorumcast.sim.cell.judges.readers import OwedPast, Reader
+from quorumcast.sim.cell.judges.readers import OwedPast
 from quorumcast.sim.tree.plan import ROOT, cell_name_of
 
 
@@ -55,31 +55,6 @@ class TreeFacts(CellFacts):
         way = [name[:length] for length in range(len(name) + 1)]
         entries = [self._by_name[cell].channel(channel) for cell in way]
         return min(entry.policy.limits.retained_publications for entry in entries if entry)
-
-    def missing(self, reader: Reader, stream: Stream, first: int, upto: int) -> list[int]:
-        """Numbers that a reader has not accepted; none while it may wait without a gap.
-
-        With 2f+1 brokers, one may have lost a number for good and another be faulty. Then too few
-        are left for votes on it, and a reader waits for it. That is an open
-        limitation of `relay` (track record); a cell with more brokers must announce a gap.
-        """
-        lacking = super().missing(reader, stream, first, upto)
-        return [] if lacking and self._may_wait(reader, stream, lacking[0]) else lacking
-
-    def _may_wait(self, reader: Reader, stream: Stream, number: int) -> bool:
-        name = cell_name_of(reader.node)
-        way = [self._by_name[name[:length]] for length in range(1, len(name) + 1)]
-        few = any(
-            len(cell.brokers) == 2 * cell.f + 1
-            and not all(map(self.adversary.is_correct, cell.broker_ids))
-            for cell in way
-        )
-        order = total_order(stream.channel)
-        place = self.places.get((stream, number), 0)
-        return few and (
-            number <= self.let_go(stream, reader.node)
-            or 0 < place <= self.let_go(order, reader.node)
-        )
 
     def owed_past(self, node: NodeId, channel: Channel) -> OwedPast:
         """Below the root nothing: a cell may be behind its parent, whatever the root acknowledged.
