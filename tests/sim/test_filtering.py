@@ -247,6 +247,22 @@ def test_sound_results_wrong_vote_of_a_correct_broker_is_reported(said: Matches)
     assert rows.broken == ["Sound results"]
 
 
+def test_validity_position_that_nobody_holds_any_longer_was_passed() -> None:
+    rows = Rows("total")
+    rows.facts.ordered = lambda order: 4
+    rows.passes(1)
+    for number, what in ((2, CHEAP), (3, ()), (4, ())):
+        rows.takes(number, *what)
+    assert (STREAM, 1) not in rows.facts.places
+    rows.takes(1, node=OTHER)
+    rows.facts.places.pop((STREAM, 1))
+    for number in (2, 3, 4):
+        rows.takes(number, node=OTHER)
+    assert Validity().pending(rows.facts) is None
+    rows.event(PUB, Submit(ORDERS, (DEAR,)))
+    assert f"{STREAM} 5" in str(Validity().pending(rows.facts))
+
+
 def test_sound_results_right_vote_and_one_on_another_predicate_are_silent() -> None:
     rows = Rows()
     rows.facts.bodies_held = lambda stream, number, broker: [BODIES[number - 1]]

@@ -566,14 +566,30 @@ class CellFacts(kernel.Facts):
             return False
         place = (stream, number)
         if entry.policy.total:
-            place = (total_order(stream.channel), self.places.get(place, MAX_NUMBER))
-        where = reader.where_at(*place)
-        if not where or place[1] > reader.upto(place[0]):
+            place = (total_order(stream.channel), self._latest_place(stream, number))
+        if place[1] > reader.upto(place[0]):
             return False
-        return not any(
-            self.twin.result(entry, where, contents).matches
-            for contents in self.contents(stream, number)
+        asked = [reader.where_at(*place)]
+        if entry.policy.total and (stream, number) not in self.places:
+            asked = [reader.where, *(where for where, _ in reader.earlier)]
+        there = self.contents(stream, number)
+        return any(
+            where and not any(self.twin.result(entry, where, body).matches for body in there)
+            for where in asked
         )
+
+    def _latest_place(self, stream: Stream, number: int) -> int:
+        """The position of a number, or the last one that it can have.
+
+        Where nobody was handed it, brokers may have dropped it before it could be looked up.
+        """
+        known = self.places.get((stream, number))
+        if known is not None:
+            return known
+        later = [place for (s, n), place in self.places.items() if s == stream and n > number]
+        is_ordered = number <= self.acknowledged.get(stream, 0)
+        last = self.ordered(total_order(stream.channel)) if is_ordered else MAX_NUMBER
+        return min(later, default=last)
 
     def contents(self, stream: Stream, number: int) -> list[bytes]:
         """What was published under a number; several if nobody knows which of them is accepted."""
