@@ -12,10 +12,13 @@ from quorumcast.broadcast.application import Deliver, Prove, Select
 from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.subscribing.uplink import Uplink
 from quorumcast.core.cuts import looks_cut
+from quorumcast.core.envelope import write_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.machine import Send
-from quorumcast.core.publication import decode_batch
+from quorumcast.core.publication import batch_of_rows, decode_batch, encode_batch
 from quorumcast.manifest.policy import Policy
+from quorumcast.manifest.schema import arrow_schema
+from quorumcast.matching.cut import decode_cut
 
 CHEAP = "price < 50"
 TOP = CellPlan("top", Policy.named("ab"), n=4, schema=COLUMNS)
@@ -45,7 +48,9 @@ def read(made: TreeNetwork, cell: str, name: str = "bob") -> list[tuple[int, lis
     found: list[tuple[int, list[int]]] = []
     for told in made[cell].delivered.get(msgspec.convert(name, type(BOB)), ()):
         if told.cut:
-            prices = prices_of(told.body)
+            cut = decode_cut(told.body, SCHEMA, accepted=True)
+            assert cut is not None
+            prices = cut.batch.column("price").to_pylist()
         else:
             batch = decode_batch(memoryview(told.body)[16:], SCHEMA)
             assert batch is not None
@@ -83,6 +88,21 @@ def test_reader_with_a_predicate_gets_rows_of_those_that_the_child_carries_on() 
     made["leaf"].happen(BOB, Select(made["leaf"].plan.channel))
     publish(made, (1, 60, 70), (60,))
     assert read(made, "leaf")[-1] == (7, [1])
+
+
+def test_reader_gets_the_rows_of_a_parent_that_has_another_column_already() -> None:
+    wide = (*COLUMNS, ("size", "int64"))
+    made = tree(msgspec.structs.replace(TOP, schema=wide), LEAF)
+    made["leaf"].subscribe()
+    made["leaf"].subscribe("alice", 0, "price = 5", "price = 60")
+    for prices in TRAFFIC:
+        rows = [{"name": "n", "price": price, "size": price} for price in prices]
+        batch = batch_of_rows(rows, arrow_schema(wide))
+        made["top"].publish(encode_batch(batch, write_envelope(1_000_000)))
+    made.run(1000)
+    assert read(made, "leaf") == CARRIED
+    # Of number 3, which was carried on whole, the rows that are cheap and wanted: none.
+    assert read(made, "leaf", "alice") == [(2, [5])]
 
 
 def test_uplink_gets_no_more_than_the_rows_that_are_carried_on() -> None:

@@ -242,6 +242,28 @@ def test_columns_that_came_later_change_no_cut() -> None:
     assert read.batch.to_pylist()[0] == {"a": 1, "b": "1", "c": None, "d": None}
 
 
+def test_accepted_cut_may_have_more_columns_than_are_known() -> None:
+    """A parent cell may get a column before its child does."""
+    known = pa.schema([ALL.field(0)])
+    body = opened(random_batch(5, 9))
+    cut = cut_of(body, places(1, 3, 4))
+    found = decode_cut(cut.encode(), known, accepted=True)
+    assert found is not None
+    assert found.batch.equals(cut.batch.select([0]))
+    assert (found.rows.tolist(), found.encode(), found.digest) == (
+        [1, 3, 4],
+        cut.encode(),
+        cut.digest,
+    )
+    there = open_body(known, cut.digest, cut.encode())
+    assert there is not None
+    narrow = cut_of(there, places(0, 2))
+    assert narrow.batch.equals(cut.batch.select([0]).take([0, 2]))
+    assert decode_cut(narrow.encode(), known) is not None
+    # Who only claims that it is the cut of a publication may have written anything behind.
+    assert open_body(known, cut.publication, cut.encode()) is None
+
+
 def test_cut_without_a_column_that_must_have_values_is_nonsense() -> None:
     wire = cut_of(opened(ints(30), INTS), places(1, 2)).encode()
     needed = pa.schema([*INTS, pa.field("c", pa.int64(), nullable=False)])

@@ -148,7 +148,7 @@ def open_body(
     if not has_normal_form(schema):
         return None
     if looks_cut(body):
-        cut = decode_cut(body, schema)
+        cut = decode_cut(body, schema, accepted=digest == digest_of_cut(body))
         if cut is not None and digest in (cut.publication, cut.digest):
             return OpenedBody(cut.publication, cut.head, cut.total, cut.batch, len(body), cut)
         return None
@@ -183,19 +183,20 @@ def cut_out(opened: OpenedBody, places: Rows) -> RowCut | None:
 def decode_cut(body: bytes, schema: pa.Schema, *, accepted: bool = False) -> RowCut | None:
     """The cut in a body; None if a faulty broker wrote nonsense, or wrote it differently.
 
-    An `accepted` one is known to be in normal form: enough brokers voted for its digest.
+    An `accepted` one is known to be in normal form: enough brokers voted for its digest. It may
+    have more columns, behind those of the schema: a parent cell got them first.
     """
     if not looks_cut(body) or not has_normal_form(schema):
         return None
     try:
-        cut = _decoded(body, schema)
+        cut = _decoded(body, schema, accepted)
     except (pa.ArrowException, struct.error, ValueError, MemoryError):
         return None
     # A cut has one form: the same rows are always the same bytes.
     return cut if cut is not None and (accepted or cut.encode() == body) else None
 
 
-def _decoded(body: bytes, schema: pa.Schema) -> RowCut | None:
+def _decoded(body: bytes, schema: pa.Schema, accepted: bool) -> RowCut | None:
     """The cut in a body, if it is sound; whether the body is in normal form is not checked."""
     _, publication, total, count, head_size, columns = HEADER.unpack_from(body)
     if not 0 < 2 * count <= total <= MAX_MATCHED_ROWS:
@@ -205,7 +206,8 @@ def _decoded(body: bytes, schema: pa.Schema) -> RowCut | None:
     rows = np.frombuffer(parts.buffer(4 * count), np.uint32)
     if rows[-1] >= total or not (rows[1:] > rows[:-1]).all():
         return None
-    batch = read_columns(schema, parts.bytes(columns), parts, count)
-    if not parts.at_end or not is_sound(batch, schema):
+    nulls = parts.bytes(columns)
+    batch = read_columns(schema, nulls[: len(schema)] if accepted else nulls, parts, count)
+    if not (parts.at_end or (accepted and columns > len(schema))) or not is_sound(batch, schema):
         return None
-    return RowCut(Digest(publication), head, total, rows, batch)
+    return RowCut(Digest(publication), head, total, rows, batch, wire=body if accepted else None)
