@@ -309,6 +309,20 @@ def test_body_that_cannot_be_cut_is_not_opened(body: bytes) -> None:
     assert open_body(INTS, digest_of(body), body, labelled=True) is None
 
 
+@pytest.mark.parametrize("size", [120, 124])  # of the numbers, and of the ends of the texts
+def test_publication_with_a_buffer_that_ends_inside_a_number_is_cut(size: int) -> None:
+    body = bytearray(encode_batch(ints(30), ENVELOPE))
+    struct.pack_into("<q", body, body.index(struct.pack("<q", size)), size + 1)
+    odd = bytes(body)
+    found = open_body(INTS, digest_of(odd), odd)
+    assert found is not None
+    assert size + 1 in [buffer.size for column in found.batch for buffer in column.buffers()[1:]]
+    wire = cut_of(found, places(1, 2)).encode()
+    cut = decode_cut(wire, INTS)
+    assert cut is not None
+    assert cut.batch.to_pylist() == [{"a": 1, "b": "1"}, {"a": 2, "b": "2"}]
+
+
 def test_cut_of_another_publication_is_not_opened() -> None:
     wire = cut_of(opened(ints(30), INTS), places(1, 2)).encode()
     assert open_body(INTS, digest_of(wire), wire) is None

@@ -89,7 +89,8 @@ class _Column:
         if self._type == _BOOL:
             bits = self._bits(self._buffers[1])
             return [*before, _packed(bits if valid is None else bits & valid)]
-        numbers = np.frombuffer(self._buffers[1], _NUMBERS[self._type])
+        # A publisher's buffer may end inside a number behind the last one.
+        numbers = np.frombuffer(self._buffers[1], _NUMBERS[self._type], self._last)
         numbers = numbers[self._first : self._last] if self._index is None else numbers[self._index]
         if valid is not None:
             numbers = np.where(valid, numbers, numbers.dtype.type(0))
@@ -97,7 +98,7 @@ class _Column:
 
     def _texts(self) -> list[bytes]:
         """The ends of the values, and the values."""
-        ends = np.frombuffer(self._buffers[1], np.int32)
+        ends = np.frombuffer(self._buffers[1], np.int32, self._last + 1)
         if self._index is None:
             ends = ends[self._first : self._last + 1]
             first, last = ends[:-1], ends[1:]
