@@ -56,9 +56,6 @@ class Uplink:
         self._attached = False
         #: Channels of the parent that were joined to learn where their order ends.
         self._probed: dict[Channel, None] = {}
-        self._set_channels(child)
-
-    def _set_channels(self, child: Manifest) -> None:
         entries = child.parents.get(self.parent, ())
         for entry in entries:
             check_origin(child, entry, self._manifest)
@@ -75,11 +72,6 @@ class Uplink:
         """The cell that this uplink leads to."""
         return self._manifest.key
 
-    @property
-    def relayed_channels(self) -> tuple[Channel, ...]:
-        """The channels of the child that come from this parent."""
-        return tuple(self._there)
-
     def joined(self, channel: Channel) -> bool:
         """Whether the parent's brokers have said where a channel of the child goes on."""
         there = self._there.get(channel)
@@ -89,19 +81,6 @@ class Uplink:
         """Go on in a new epoch of the parent."""
         self._manifest = manifest
         return self._handed_on(self._subscriber.adopt(manifest, keyring))
-
-    def adopt_child(self, child: Manifest, now: Millis) -> list[Effect]:
-        """Go on in a new epoch of the child, in which other channels may come from the parent."""
-        before = self._there
-        self._set_channels(child)
-        effects: list[Effect] = []
-        for here, there in before.items():
-            if here not in self._there:
-                self._probed.pop(there, None)
-                effects += self._subscriber.handle(Leave(there), now)
-        if self._attached:
-            effects += [Attach(here) for here in self._there if here not in before]
-        return effects
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
         if isinstance(event, Follow):
@@ -127,14 +106,14 @@ class Uplink:
             self._probed[there] = None
             return self._join(Join(there), now)
         self._probed.pop(there, None)
-        return self._join(Join(there, start=0, cursors=cursors, where=_carried(entry)), now)
+        return self._join(Join(there, start=0, cursors=cursors, where=_asked(entry)), now)
 
     def _on_end(self, there: Channel, end: int, now: Millis) -> list[Effect]:
         """Read what the broker retains of an order that ends there now."""
         del self._probed[there]
         entry = self._entries[self._here[there]]
         start = end - entry.policy.limits.retained_publications
-        return self._join(Join(there, start=max(start, 0), where=_carried(entry)), now)
+        return self._join(Join(there, start=max(start, 0), where=_asked(entry)), now)
 
     def _join(self, join: Join, now: Millis) -> list[Effect]:
         left = self._subscriber.handle(Leave(join.channel), now)
@@ -145,38 +124,31 @@ class Uplink:
     def _handed_on(self, effects: Iterable[Effect]) -> list[Effect]:
         """Effects of the subscriber, where what it delivers is for the broker."""
         out: list[Effect] = []
-        run: list[RelayedResult] = []
+        run: RelayedRun | None = None
         for effect in effects:
-            found = list(_results(effect))
             if isinstance(effect, Deliver | DeliverGap | Passed) and (
                 effect.stream.channel in self._probed
             ):
                 continue
-            for result in found:
-                if run and not _continues(run, result):
-                    out.append(self._relayed(run))
-                    run = []
-                run.append(result)
-            if found:
-                continue
-            if isinstance(effect, DeliverGap):
-                if run:
-                    out.append(self._relayed(run))
-                    run = []
-                stream = self._carried(effect.stream)
-                out.append(RelayedGap(stream, effect.first, effect.upto))
-            elif isinstance(effect, Refused):
-                out.append(replace(effect, channel=self._here.get(effect.channel, effect.channel)))
-            else:
-                out.append(effect)
-        return [*out, self._relayed(run)] if run else out
+            for result in _results(effect):
+                if run is None or not run.takes(result):
+                    out += [] if run is None else [run.relayed()]
+                    run = RelayedRun(self._stream_here(result.stream), result)
+                run.add(result)
+            match effect:
+                case Deliver() | Passed():
+                    pass
+                case DeliverGap(first=first, upto=upto):
+                    out += [] if run is None else [run.relayed()]
+                    run = None
+                    out.append(RelayedGap(self._stream_here(effect.stream), first, upto))
+                case Refused(channel=there):
+                    out.append(replace(effect, channel=self._here.get(there, there)))
+                case _:
+                    out.append(effect)
+        return out if run is None else [*out, run.relayed()]
 
-    def _relayed(self, run: list[RelayedResult]) -> Relayed:
-        digests = b"".join([result.value for result in run])
-        bodies = tuple([result.body for result in run])
-        return Relayed(self._carried(run[0].stream), run[0].number, digests, bodies)
-
-    def _carried(self, stream: Stream) -> Stream:
+    def _stream_here(self, stream: Stream) -> Stream:
         """The stream of the child that carries on one of the parent."""
         return replace(stream, channel=self._here[stream.channel])
 
@@ -190,7 +162,37 @@ class RelayedResult(NamedTuple):
     body: bytes
 
 
-def _carried(entry: ChannelEntry) -> tuple[str, ...]:
+class RelayedRun:
+    """Results of consecutive numbers, which become one `Relayed`."""
+
+    __slots__ = ("_bodies", "_first", "_here", "_size", "_stream", "_values")
+
+    def __init__(self, here: Stream, first: RelayedResult) -> None:
+        self._here = here
+        self._stream, self._first = first.stream, first.number
+        self._values: list[bytes] = []
+        self._bodies: list[bytes] = []
+        #: Bytes of values and bodies: at most RUN_BYTES, unless there is one result.
+        self._size = 0
+
+    def takes(self, result: RelayedResult) -> bool:
+        """Whether a result can be the next one of this run."""
+        count = len(self._values)
+        due = result.stream == self._stream and result.number == self._first + count
+        return due and count < MAX_RUN and self._size + len(result.body) <= RUN_BYTES
+
+    def add(self, result: RelayedResult) -> None:
+        """Take the next result."""
+        self._values.append(result.value)
+        self._bodies.append(result.body)
+        self._size += DIGEST_SIZE + len(result.body)
+
+    def relayed(self) -> Relayed:
+        """What the broker is told."""
+        return Relayed(self._here, self._first, b"".join(self._values), tuple(self._bodies))
+
+
+def _asked(entry: ChannelEntry) -> tuple[str, ...]:
     """The predicates that a channel asks its parent for."""
     return (entry.carried,) if entry.carried else ()
 
@@ -205,11 +207,3 @@ def _results(effect: Effect) -> Iterator[RelayedResult]:
                 yield RelayedResult(stream, number, NOTHING, b"")
         case _:
             pass
-
-
-def _continues(run: list[RelayedResult], result: RelayedResult) -> bool:
-    """Whether a publication can be in a run as its next one."""
-    last = run[-1]
-    if (result.stream, result.number) != (last.stream, last.number + 1) or len(run) >= MAX_RUN:
-        return False
-    return sum(len(before.body) + DIGEST_SIZE for before in run) + len(result.body) <= RUN_BYTES
