@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.client.test_times import in_a_loop
 from tests.client.test_where import numbers, prices, publish, rows, taken, trades
@@ -15,6 +16,7 @@ from quorumcast.client import Batch, Node, UsageError, readers
 from quorumcast.client.arguments import Where
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.limits import MAX_FILTER_TEXT
+from quorumcast.matching.indexing.filter_set import FilterSet
 from quorumcast.testing import MemoryCell
 
 Asked = list[Join | Select | Leave]
@@ -135,6 +137,36 @@ async def test_many_subscriptions_get_their_own_rows_and_so_does_one_with_many_p
             await joined.change(["price < 3", "price = 5"])
             await publish(alice, rows(*range(20)))
             assert prices((await taken(joined, 1))[0]) == [0, 1, 2, 5]
+
+
+@in_a_loop
+async def test_rows_that_brokers_selected_for_one_predicate_are_not_evaluated_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    match = FilterSet.match
+
+    def noted(self: FilterSet, batch: pa.RecordBatch) -> Any:
+        looked.append(batch.num_rows)
+        return match(self, batch)
+
+    async with MemoryCell(channels={"trades": trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price < 3") as inbox:
+            monkeypatch.setattr(FilterSet, "match", noted)
+            await publish(alice, rows(*range(10)))
+            (cut,) = await taken(inbox, 1)
+            assert (prices(cut), numbers(cut), cut.total) == ([0, 1, 2], [0, 1, 2], 10)
+            assert 3 not in looked  # brokers of this process look at 10 rows
+            await publish(alice, rows(1, 2, 9))
+            assert prices((await taken(inbox, 1))[0]) == [1, 2]
+            second = bob.subscribe("trades", where="price < 2")
+            await second.wait_joined()
+            looked.clear()
+            await publish(alice, rows(*range(10)))
+            assert prices((await taken(second, 1))[0]) == [0, 1]
+            assert prices((await taken(inbox, 1))[0]) == [0, 1, 2]
+            assert 3 in looked
 
 
 @pytest.mark.parametrize("where", [[], 3, ["price < 5", 3], b"price < 5"])

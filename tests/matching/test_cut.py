@@ -170,6 +170,20 @@ def ints(rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"a": n, "b": str(n)} for n in range(rows)], schema=INTS)
 
 
+@pytest.mark.parametrize("length", [0, 1, 5, 31, 33, 200])
+def test_short_and_long_texts_are_cut_alike(length: int) -> None:
+    texts = [None if row % 7 == 3 else "Åb"[row % 2] * (length + row % 3) for row in range(60)]
+    batch = pa.record_batch([pa.array(texts)], names=["text"])
+    body = encode_batch(batch, ENVELOPE)
+    opened = open_body(batch.schema, digest_of(body), body)
+    assert opened is not None
+    places = np.array([1, 3, 4, 10, 17, 30, 59], np.uint32)
+    cut = RowCut(opened.publication, opened.head, 60, places, batch, places.astype(np.intp))
+    decoded = decode_cut(cut.encode(), batch.schema)
+    assert decoded is not None
+    assert decoded.batch.column(0).to_pylist() == [texts[place] for place in places]
+
+
 def test_cut_says_whose_rows_it_has() -> None:
     body = opened(ints(100), INTS)
     cut = cut_of(body, places(3, 50))

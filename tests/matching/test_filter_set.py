@@ -118,3 +118,17 @@ def test_all_filters_select_what_each_selects_alone(seed: int) -> None:
         assert (alone.votes, alone.places) == (together.votes, together.places)
         assert [alone.body(p) for p in alone.places] == [together.body(p) for p in alone.places]
         assert alone.rows_looked_at == together.rows_looked_at
+
+
+def test_filters_that_are_added_together_are_indexed_once() -> None:
+    many = FilterSet()
+    many.add(*FILTERS, *FILTERS[:3])
+    assert len(many) == len(FILTERS)
+    assert [part.size for part in many._parts] == [len(FILTERS)]
+    batch = batch_of(random.Random(1), 200)
+    found = {one.id: rows.tolist() for one, rows in many.match(batch)}
+    assert found == {one.id: rows for one in FILTERS if (rows := one.rows(batch).tolist())}
+    many.discard(FILTERS[0].id)
+    many.add(*FILTERS[:2])
+    assert [part.size for part in many._parts] == [len(FILTERS)]
+    assert FILTERS[0].id in many

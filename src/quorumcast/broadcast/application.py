@@ -94,6 +94,8 @@ class Deliver(Effect, frozen=True):
     position: int = 0
     #: If `body` is a cut (`matching.cut`) of the publication: what was voted for; else b"".
     cut: bytes = b""
+    #: The id of all predicates that selected the cut; b"" if there is none.
+    where: bytes = b""
 
     @property
     def place(self) -> tuple[Stream, int]:

@@ -15,6 +15,8 @@ the subscriber evaluates it itself.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES, Acceptor, Rule
 from quorumcast.broadcast.application import Deliver, Passed
 from quorumcast.broadcast.vote_ranges import VoteRange, part_of
@@ -154,12 +156,11 @@ class FilteredAcceptor(Acceptor):
             if passed < number:
                 effects.append(Passed(self.stream, passed, number - 1))
             passed = number + 1
-            digest, cut = value, b""
+            found = Deliver(self.stream, number, value, body, votes, dissent, span.by_history)
             if looks_cut(body) and digest_of_cut(body) == value:
-                digest, cut = publication_of(body), bytes(value)
-            effects.append(
-                Deliver(self.stream, number, digest, body, votes, dissent, span.by_history, cut=cut)
-            )
+                digest, where = publication_of(body), self.filter.id
+                found = replace(found, digest=digest, cut=bytes(value), where=where)
+            effects.append(found)
         if passed < span.first + span.count:
             effects.append(Passed(self.stream, passed, span.first + span.count - 1))
         return effects

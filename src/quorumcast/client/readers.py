@@ -82,15 +82,17 @@ class ChannelReaders:
         """These get what is delivered, and no others."""
         self.present, self._selecting = [], {}
         for subscription in present:
-            self._enter(subscription)
+            self._enter(subscription, index=False)
+        filters = [one.filter(self.channel) for one in present]
+        self._filters.add(*[one for one in filters if one is not None])
         for name in [one for one in self._filters if one not in self._selecting]:
             self._filters.discard(name)
 
-    def _enter(self, subscription: Subscription) -> None:
+    def _enter(self, subscription: Subscription, *, index: bool = True) -> None:
         filter_ = subscription.filter(self.channel)
         self.present.append(subscription)
         self._selecting.setdefault(None if filter_ is None else filter_.id, []).append(subscription)
-        if filter_ is not None:
+        if filter_ is not None and index:
             self._filters.add(filter_)
 
     def _wanted(self) -> dict[bytes, str]:
@@ -118,6 +120,11 @@ class ChannelReaders:
         for subscription in whole:
             subscription.deliver(delivered)  # counted and reported there if it makes no sense
         if opened is None:
+            return
+        if delivered.where and left.keys() == {delivered.where}:
+            # Brokers have selected just that.
+            for subscription in left[delivered.where]:
+                subscription.deliver(portion_of(delivered, opened, None, subscription.where))
             return
         for one, rows in self._filters.match(opened.data):
             for subscription in left.pop(one.id):

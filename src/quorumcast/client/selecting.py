@@ -97,10 +97,12 @@ def open_delivery(delivered: Deliver, schema: pa.Schema) -> OpenedDelivery | Non
     return None if data is None else OpenedDelivery(data, None, data.num_rows)
 
 
-def portion_of(delivered: Deliver, opened: OpenedDelivery, places: Rows, where: Where) -> Portion:
-    """The rows at these places of what came."""
+def portion_of(
+    delivered: Deliver, opened: OpenedDelivery, places: Rows | None, where: Where
+) -> Portion:
+    """The rows at these places of what came; None for all of them."""
     data, rows = opened.data, opened.rows
-    if len(places) < data.num_rows:
+    if places is not None and len(places) < data.num_rows:
         numbers = pa.Array.from_buffers(pa.uint32(), len(places), [None, pa.py_buffer(places)])
         data = data.take(numbers)
         rows = places.copy() if rows is None else rows[places]

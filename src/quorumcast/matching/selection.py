@@ -63,6 +63,11 @@ class Selected:
         cut = self._cuts.get(place)
         return self._bodies[place] if cut is None else cut.encode()
 
+    @property
+    def cut_bytes(self) -> int:
+        """Bytes of all cuts."""
+        return sum(len(cut.encode()) for cut in self._cuts.values())
+
     def rows(self, place: int) -> Rows | None:
         """The numbers of the rows in the publication; None if it goes whole."""
         cut = self._cuts.get(place)

@@ -61,20 +61,24 @@ class FilterSet:
         """The ids of all filters."""
         return iter(self._filters)
 
-    def add(self, one: Filter) -> None:
-        """Add a filter, if it is not there."""
-        if one.id in self._filters:
-            return
-        for part in self._parts:
-            if one.id in part.gone:
-                part.gone.remove(one.id)
-                self._filters[one.id] = part
-                return
-        self._filters[one.id] = None
-        self._waiting[one.id] = one
+    def add(self, *filters: Filter) -> None:
+        """Add filters that are not there; many at once are indexed once."""
+        for one in filters:
+            if one.id not in self._filters:
+                self._filters[one.id] = self._part_with(one.id)
+                if self._filters[one.id] is None:
+                    self._waiting[one.id] = one
         if sum(len(waiting.predicates) for waiting in self._waiting.values()) > _FEW:
             self._index(list(self._waiting.values()))
             self._waiting.clear()
+
+    def _part_with(self, name: bytes) -> _Part | None:
+        """The part that a filter was discarded from, and is in again; None if there is none."""
+        for part in self._parts:
+            if name in part.gone:
+                part.gone.remove(name)
+                return part
+        return None
 
     def discard(self, name: bytes) -> None:
         """Forget the filter with this id, if it is there."""
