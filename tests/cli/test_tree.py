@@ -29,7 +29,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("trees") / "tree"
     shape = ["--levels", "3", "--fanout", "1", "--f", "0", "--base-port", str(base_port())]
     channels = ["--channel", "events:ab+history:20", "--channel", "audit:brb"]
-    assert main(["tree", "init", str(directory), *shape, *channels]) == 0
+    trades = ["--channel", "trades:ab", "--column", "trades:symbol:string"]
+    trades += ["--column", "trades:price:int64", "--where", "cell-1:trades:price < 10"]
+    trades += ["--where", "cell-1-1:trades:symbol != 'TUI'"]
+    assert main(["tree", "init", str(directory), *shape, *channels, *trades]) == 0
     with started("tree", "up", directory, "--json", "--allow-faults") as up:
         while line(up).get("event") != "up":
             pass
@@ -58,6 +61,23 @@ def test_what_is_published_at_the_root_is_read_at_a_leaf(
         assert listener.wait(PATIENCE_S) == 0
     assert [event["payload"] for event in events] == words
     assert {event["publisher"] for event in events} == {"alice"}
+
+
+def test_leaf_reads_the_rows_that_the_cells_above_it_carry_on(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("CTT", 5), ("CTT", 50), ("TUI", 7), ("ALV", 60), ("ALV", 9)]
+    lines = [json.dumps({"symbol": symbol, "price": price}) for symbol, price in rows]
+    answer(capsys, "publish", "trades", *lines, "-m", tree / "root", "-i", "alice")
+    options = ["--from", "earliest", "--count", 2, "--json"]
+    for where in ((), ("--where", "price > 4")):
+        leaf = ("-m", tree / "cell-1-1", "-i", "bob", *options, *where)
+        with started("subscribe", "trades", *leaf) as listener:
+            events = [line(listener) for _ in range(2)]
+            assert listener.wait(PATIENCE_S) == 0
+        assert [tuple(one["row"].values()) for one in events] == [("CTT", 5), ("ALV", 9)]
+    carried = mapped(capsys, tree)["cell-1-1"]["channels"][2]["where"]
+    assert carried == "(price < 10) AND (symbol != 'TUI')"
 
 
 def test_map_and_status_say_how_far_each_level_is_behind_its_parent(
@@ -131,6 +151,16 @@ def test_existing_tree_is_not_overwritten(idle: Path, capsys: pytest.CaptureFixt
         (["--policy", "nonsense"], "nonsense"),
         (["--channel", "x:ab::carol"], "not a client"),
         (["--levels", "12"], "make fewer levels or children"),
+        (["--where", "price < 10"], "is no CELL:CHANNEL:PREDICATE"),
+        (["--where", "root:events:x = 1"], "which carries on nothing here; choose one of cell-1"),
+        (["--where", "cell-1:news:x = 1"], "there are events"),
+        (["--where", "cell-1:events:x = 1"], "carries bytes"),
+        (
+            ["--column", "events:x:int64", "--where", "cell-1:events:y = 1"],
+            "what channel 'events' carries on names the column 'y'",
+        ),
+        (["--column", "news:x:int64"], "which is not there; write CHANNEL:NAME:TYPE"),
+        (["--column", "events:x:int63"], "unknown type"),
     ],
 )
 def test_tree_that_cannot_be_made_is_refused_and_leaves_nothing(

@@ -41,6 +41,9 @@ class TreeDesign(msgspec.Struct, frozen=True, kw_only=True):
     #: How many brokers of each cell may be faulty.
     f: int = 1
     clients: tuple[str, ...] = ()
+    #: By cell and channel: the predicate of the rows that the cell carries on, of those that its
+    #: parent has.
+    where: Mapping[tuple[str, str], str] = {}
     host: str = "127.0.0.1"
     #: The first of as many ports in a row; or one port for each broker.
     base_port: int = 7100
@@ -99,7 +102,10 @@ def make_tree(plan: TreeDesign) -> dict[str, PlannedCell]:
         channels = plan.channels
         if parent:
             above = made[parent].manifest
-            channels = tuple(_carried(entry, above) for entry in plan.channels)
+            channels = tuple(
+                _carried(entry, above, plan.where.get((name, entry.name), ""))
+                for entry in plan.channels
+            )
         manifest, identities = make_cell(
             name,
             [(broker, plan.host, next(ports)) for broker in _brokers(sizes[name])],
@@ -161,14 +167,17 @@ def _client_of(cell: str, broker: NodeId) -> NodeId:
     return NodeId(f"{cell}-{broker}")
 
 
-def _carried(entry: ChannelEntry, parent: Manifest) -> ChannelEntry:
-    """The channel of a child that carries on one of its parent."""
+def _carried(entry: ChannelEntry, parent: Manifest, where: str) -> ChannelEntry:
+    """The channel of a child that carries on one of its parent, or some of its rows."""
+    above = parent.channel(entry.name)
+    if above is not None and above.carried:
+        where = f"({above.carried}) AND ({where})" if where else above.carried
     return msgspec.structs.replace(
         entry,
         policy=relay_policy(entry.policy),
         publishers=(),
         groups=(),
-        origin=ChannelOrigin(parent.cell, parent.operator, entry.name),
+        origin=ChannelOrigin(parent.cell, parent.operator, entry.name, where),
     )
 
 

@@ -209,7 +209,7 @@ def create(
 
     made = parse_channel(channel)
     policy = replace(made.policy, limits=with_limits(made.policy, limit, retain))
-    entry = replace(made, policy=policy, schema=_columns(column), overflow=_overflow(overflow))
+    entry = replace(made, policy=policy, schema=parse_columns(column), overflow=_overflow(overflow))
     cell = where.read()
     urls = where.urls(cell)
 
@@ -277,7 +277,7 @@ def change(
 
     def changed(old: Manifest) -> ChannelEntry:
         entry = _entry(old, name)
-        new = _columns(column)
+        new = parse_columns(column)
         for title, kind in entry.schema:
             if title in dict(new):
                 raise UsageError(f"channel {name!r} has a column {title!r} already, of type {kind}")
@@ -360,7 +360,7 @@ def _names(cell: Manifest) -> str:
     return ", ".join(channel.name for channel in cell.channels) or "none"
 
 
-def _columns(given: list[str] | None) -> tuple[tuple[str, str], ...]:
+def parse_columns(given: list[str] | None) -> tuple[tuple[str, str], ...]:
     columns = []
     for text in given or ():
         name, separator, kind = text.partition(":")

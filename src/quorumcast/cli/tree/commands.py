@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quorumcast.cli.cell.channels import parse_columns
 from quorumcast.cli.cell.init import CHANNEL, DEFAULT_CHANNEL, parse_channel, retaining, write_cell
 from quorumcast.cli.cell.running import (
     TABLE_S,
@@ -30,14 +31,15 @@ from quorumcast.cli.options import Commands, JsonOption, RetainOption
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.table import Table
 
     from quorumcast.cli.cell.supervisor import SupervisedBroker, Supervisor
     from quorumcast.cli.tree.cells import TreeCell
     from quorumcast.cli.tree.mapping import MappedCell
-    from quorumcast.manifest.trees import PlannedCell
+    from quorumcast.manifest.manifest import ChannelEntry
+    from quorumcast.manifest.trees import PlannedCell, Shape
 
 app = Commands(
     no_args_is_help=True,
@@ -61,6 +63,17 @@ def init_tree(
         list[str] | None,
         typer.Option(metavar=CHANNEL, help="A channel of the root instead; may be repeated."),
     ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHANNEL:NAME:TYPE", help="A column of a channel; may be repeated."),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CELL:CHANNEL:PREDICATE",
+            help="The rows that a cell carries on, with all cells below it; may be repeated.",
+        ),
+    ] = None,
     clients: Annotated[
         str, typer.Option(help="Names of clients, with commas; each has keys in every cell.")
     ] = "alice,bob",
@@ -78,17 +91,23 @@ def init_tree(
     The root has as many brokers as its policies need, and every child 2f+1. Clients publish in the
     root, and subscribe anywhere.
     """
+    from quorumcast.cell.filters import filter_of
     from quorumcast.manifest.trees import TreeDesign, full_tree, make_tree
     from quorumcast.runtime.digests import choose_digest
 
     if policy and channel:
         raise UsageError("--policy is for the channel 'events' alone; write it into each --channel")
+    shape = full_tree(levels, fanout)
     default = f"{DEFAULT_CHANNEL.partition(':')[0]}:{policy}" if policy else DEFAULT_CHANNEL
+    channels = tuple(
+        _with_columns(retaining(parse_channel(spec), retain or ()), column or ())
+        for spec in channel or [default]
+    )
+    _check_channels(column or (), channels)
     plan = TreeDesign(
-        shape=full_tree(levels, fanout),
-        channels=tuple(
-            retaining(parse_channel(spec), retain or ()) for spec in channel or [default]
-        ),
+        shape=shape,
+        channels=channels,
+        where=dict(_carried_rows(spec, shape, channels) for spec in where or ()),
         f=f,
         clients=tuple(name.strip() for name in clients.split(",") if name.strip()),
         host=host,
@@ -96,6 +115,9 @@ def init_tree(
         fields={"digest": choose_digest(digest)},
     )
     cells = make_tree(plan)
+    for cell in cells.values():
+        for entry in cell.manifest.channels:
+            filter_of(entry, ())
     write_tree(directory, cells, tls=tls)
     if json_:
         print_json(
@@ -117,6 +139,52 @@ def init_tree(
     for entry in next(iter(cells.values())).manifest.channels:
         print(f"  channel {entry.name}: {entry.policy.described}")
     print(f"Next:  quorumcast tree up {shlex.quote(str(directory))}")
+
+
+def _with_columns(entry: ChannelEntry, column: Sequence[str]) -> ChannelEntry:
+    """A channel with the columns that options `--column` give to it."""
+    from msgspec.structs import replace
+
+    own = [spec.partition(":")[2] for spec in column if spec.partition(":")[0] == entry.name]
+    return replace(entry, schema=parse_columns(own))
+
+
+def _check_channels(column: Sequence[str], channels: Sequence[ChannelEntry]) -> None:
+    """Refuse a column of a channel that is not there."""
+    known = [entry.name for entry in channels]
+    for spec in column:
+        name = spec.partition(":")[0]
+        if name not in known:
+            raise UsageError(
+                f"--column {spec!r} is for the channel {name!r}, which is not there; write "
+                f"CHANNEL:NAME:TYPE, as in {known[0]}:price:int64"
+            )
+
+
+def _carried_rows(
+    spec: str, shape: Shape, channels: Sequence[ChannelEntry]
+) -> tuple[tuple[str, str], str]:
+    """Cell, channel and predicate of an option `--where`."""
+    cell, _, rest = spec.partition(":")
+    channel, _, where = rest.partition(":")
+    known = [entry.name for entry in channels]
+    children = [name for name, parent in shape.items() if parent]
+    if not where.strip():
+        raise UsageError(
+            f"--where {spec!r} is no CELL:CHANNEL:PREDICATE; write it as in "
+            '--where "cell-1:trades:price < 10"'
+        )
+    if cell not in children:
+        raise UsageError(
+            f"--where names the cell {cell!r}, which carries on nothing here; choose one of "
+            f"{', '.join(children[:20]) or 'none: there is the root alone'}"
+        )
+    if channel not in known:
+        raise UsageError(
+            f"--where names the channel {channel!r}, which is not there: there are "
+            f"{', '.join(known)}"
+        )
+    return (cell, channel), where.strip()
 
 
 def _sentence(cells: dict[str, PlannedCell], f: int) -> str:

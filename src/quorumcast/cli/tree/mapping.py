@@ -21,6 +21,8 @@ class MappedChannel(msgspec.Struct, frozen=True):
     #: The cell and the channel there that it comes from; "" if it comes from none.
     parent: str
     parent_channel: str
+    #: The predicate of the rows that are carried on; "" for all.
+    where: str
     #: Publications of all streams that the cell has held; None if too few status pages answer.
     held: int | None
     #: Publications that the parent holds and this cell does not; None if unknown.
@@ -82,6 +84,7 @@ def _channel(
         entry.policy.title,
         "" if origin is None else origin.cell,
         "" if origin is None else origin.channel,
+        entry.carried,
         None if streams is None else sum(end - 1 for _, end in streams.values()),
         None if parent is None else behind(cell, entry, parent),
     )
