@@ -6,10 +6,10 @@ import random
 
 import pytest
 from tests.cell.test_content import CHEAP, TRAFFIC, WANTED, Rows
-from tests.support.cells import B1, BOB, CAROL, ORDERS, Cell, limited
-from tests.support.rows import COLUMNS
+from tests.support.cells import ALICE, B1, BOB, CAROL, ORDERS, Cell, limited
+from tests.support.rows import COLUMNS, rows_body
 
-from quorumcast.broadcast.application import DeliverGap
+from quorumcast.broadcast.application import DeliverGap, Submit
 from quorumcast.cell.messages import Refuse, Subscribe
 from quorumcast.cell.serving import filtered_readers, known_filters
 from quorumcast.cell.serving.broker import Broker
@@ -214,6 +214,41 @@ def test_costly_replay_is_given_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(40):
         rows.network.run(REFRESH_MS)
     assert [number for number, _ in rows.prices(BOB)] == list(range(1, 17))
+
+
+def test_long_run_is_not_looked_at_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_filters.KnownFilter, "work_us", lambda _, rows: MOST_US * rows // 5)
+    monkeypatch.setattr(
+        filtered_readers.FilterGroup, "work_us", lambda _, rows: MOST_US * rows // 5
+    )
+    monkeypatch.setattr(known_filters, "PAID_ROWS", 1)
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    rows.network.run(MOST_US // INCOME_US)
+    rows.publish((5, 20, 30), (6, 20, 30), (7, 20, 30), (8, 20, 30))
+    broker = rows.network.machines[B1]
+    assert isinstance(broker, Broker)
+    looked = 0
+    for _ in range(200):
+        before, looked = looked, broker.predicate_work()[ORDERS].rows_looked_at
+        assert looked - before <= 3  # one publication
+        rows.network.run(REFRESH_MS // 2)
+    assert [number for number, _ in rows.prices(BOB)] == [1, 2, 3, 4]
+    assert not rows.of(BOB, DeliverGap)
+
+
+def test_large_cuts_are_paid_for_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtered_readers, "CUT_BYTES", 1)
+    rows = Rows("ab")
+    rows.join(BOB, "price < 29000")
+    large = rows_body(range(60_000))
+    for _ in range(2):
+        rows.network.happen(ALICE, Submit(ORDERS, (large,)))
+        rows.network.run(20)
+    rows.publish((5, 50_000, 60_000))
+    assert [number for number, _ in rows.prices(BOB)] == [1, 2]
+    rows.network.run(2 * MOST_US // INCOME_US)
+    assert [number for number, _ in rows.prices(BOB)] == [1, 2, 3]
 
 
 def test_accounts_of_those_that_left_are_swept() -> None:

@@ -19,6 +19,7 @@ from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.results import KnownResult, KnownResults
 from quorumcast.cell.serving.known_filters import KnownFilter, KnownFilters
 from quorumcast.cell.serving.served_stream import ServedStream
+from quorumcast.cell.serving.work import MOST_US
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Bodies, Effect, Send, SetTimer, Timer
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 #: Numbers without a match after which subscribers are told so, and the time after which they are.
 COVERED = 256
 COVER_MS = 250
-#: Microseconds that it takes to cut out rows, and to send them.
-CUT_US = 50
+#: Microseconds that it takes to cut out rows and send them, and bytes of a cut that take another.
+CUT_US, CUT_BYTES = 50, 128
 #: Microseconds that it takes to decode a publication, and bytes of one that take another.
 OPEN_US, OPEN_BYTES = 40, 1024
 
@@ -231,7 +232,7 @@ class FilteredReaders:
         payers = {
             name: payers
             for name, group in there.by_id.items()
-            if (payers := self._payers(group, opened.rows, now))
+            if (payers := self._payers(group, held, opened.rows, now))
         }
         chosen = there.select(opened, payers)
         self._results.note(vouch.stream, held, chosen)
@@ -242,9 +243,14 @@ class FilteredReaders:
             effects += self._tell(group, vouch.stream, held, selected)
         return effects + self._await_coverage()
 
-    def _payers(self, group: FilterGroup, rows: int, now: Millis) -> tuple[NodeId, ...]:
+    def _payers(
+        self, group: FilterGroup, held: StoredRun, rows: int, now: Millis
+    ) -> tuple[NodeId, ...]:
         """The subscribers that can pay for so many rows; the others ask again when they can."""
-        share_us = group.work_us(rows) // len(group.readers)
+        work_us = group.work_us(rows)
+        if _is_too_long(held, work_us):
+            return ()
+        share_us = work_us // len(group.readers)
         return tuple([r for r in group.readers if self.known.work.may_ask(r, share_us, now)])
 
     def _charge(
@@ -253,12 +259,15 @@ class FilteredReaders:
         """Note work, and let those pay for it for whom it was done."""
         done = self._done.setdefault(stream.channel, PredicateWork())
         done.rows_looked_at += selected.rows_looked_at
+        cut_bytes = 0
         for place in selected.places:
             rows = selected.rows(place)
+            cut_bytes += 0 if rows is None else len(selected.body(place))
             done.cuts += rows is not None
             done.whole += rows is None
             done.rows_sent += (selected.total(place) or 0) if rows is None else len(rows)
-        self.known.work.spend(payers, work_us + CUT_US * len(selected.places))
+        cut_us = CUT_US * len(selected.places) + cut_bytes // CUT_BYTES
+        self.known.work.spend(payers, work_us + cut_us)
 
     def _tell(
         self, group: FilterGroup, stream: Stream, held: StoredRun, selected: Selected
@@ -328,13 +337,15 @@ class FilteredReaders:
             return None
         work.spend((reader,), open_us)
         opened = _opened(served, known.filter.schema, held)
-        while not work.may_ask(reader, known.work_us(opened.rows), now):
+        work_us = known.work_us(opened.rows)
+        while _is_too_long(held, work_us) or not work.may_ask(reader, work_us, now):
             if len(held.bodies) == 1:
                 return None
             held = _first_half(held)
             opened = _opened(served, known.filter.schema, held)
+            work_us = known.work_us(opened.rows)
         selected = opened.select(known.finder)
-        self._charge(stream, (reader,), known.work_us(opened.rows), selected)
+        self._charge(stream, (reader,), work_us, selected)
         told = _matches(known.filter, stream, held.first, held, selected)
         contents = tuple([selected.body(place) for place in selected.places]) if bodies else ()
         return told, contents
@@ -347,6 +358,11 @@ def _told_again(
     values = b"".join(found.values)
     told = Matches(stream, first, found.count, filter_.id, tuple(found.places), values)
     return told, tuple(found.bodies) if bodies else ()
+
+
+def _is_too_long(held: StoredRun, work_us: int) -> bool:
+    """Whether a run takes more than a full account: it is taken in parts, and others wait less."""
+    return len(held.bodies) > 1 and work_us > MOST_US
 
 
 def _first_half(held: StoredRun) -> StoredRun:
