@@ -30,26 +30,31 @@ MAX_CONJUNCTIONS = 64
 _Draft = tuple[dict[int, Constraint], tuple[Meaning, ...]]
 
 
-def conjunctions_of(meaning: Meaning, columns: Columns) -> tuple[Conjunction, ...]:
-    """Conjunctions of which one is true exactly where the predicate is."""
+def conjunctions_of(
+    meaning: Meaning, columns: Columns, most: int = MAX_CONJUNCTIONS
+) -> tuple[Conjunction, ...]:
+    """Conjunctions of which one is true exactly where the predicate is.
+
+    No AND of ORs becomes more than `most` of them.
+    """
     found = []
-    for constraints, residual in _drafts(meaning, columns):
+    for constraints, residual in _drafts(meaning, columns, most):
         left = AllOf(residual) if len(residual) > 1 else residual[0] if residual else None
         ordered = tuple(constraints[column] for column in sorted(constraints))
         found.append(Conjunction(ordered, left))
     return tuple(dict.fromkeys(found))
 
 
-def _drafts(meaning: Meaning, columns: Columns) -> Sequence[_Draft]:
+def _drafts(meaning: Meaning, columns: Columns, most: int) -> Sequence[_Draft]:
     match meaning:
         case Presence() | Interval() | OneOf() | Prefix():
             return [({meaning.column: meaning}, ())]
         case AllOf(parts=parts):
-            return _product(parts, columns)
+            return _product(parts, columns, most)
         case AnyOf(parts=parts):
             drafts: list[_Draft] = []
             for part in parts:
-                drafts += _drafts(part, columns)
+                drafts += _drafts(part, columns, most)
                 if len(drafts) > MAX_CONJUNCTIONS:
                     return [({}, (meaning,))]
             return drafts
@@ -57,11 +62,11 @@ def _drafts(meaning: Meaning, columns: Columns) -> Sequence[_Draft]:
             return [({}, (meaning,))]
 
 
-def _product(parts: Sequence[Meaning], columns: Columns) -> list[_Draft]:
+def _product(parts: Sequence[Meaning], columns: Columns, most: int) -> list[_Draft]:
     found: list[_Draft] = [({}, ())]
-    expanded = sorted(((_drafts(part, columns), part) for part in parts), key=lambda p: len(p[0]))
-    for drafts, part in expanded:
-        if len(found) * len(drafts) > MAX_CONJUNCTIONS:
+    every = ((_drafts(part, columns, most), part) for part in parts)
+    for drafts, part in sorted(every, key=lambda one: len(one[0])):
+        if len(found) * len(drafts) > most:
             found = [(constraints, (*residual, part)) for constraints, residual in found]
             continue
         pairs = (_joined(first, second, columns) for first in found for second in drafts)

@@ -13,6 +13,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import PREDICATE_ID_SIZE
 from quorumcast.core.limits import MAX_FILTER_TEXT, MAX_PREDICATES
 from quorumcast.matching.columns import BatchView, Columns
+from quorumcast.matching.conjunctions import MAX_CONJUNCTIONS
 from quorumcast.matching.evaluate import Rows, rows_in
 from quorumcast.matching.kernels import cost_of, start_cost_of
 from quorumcast.matching.nodes import Conjunction, OneOf, Prefix
@@ -26,6 +27,9 @@ _NAMED_US, _WIDE_US = 0.5, 3.0
 #: What any evaluation costs per batch, and the rows of a batch: plainly, and in an index.
 _PLAIN_BATCH_US, _INDEXED_BATCH_US = 40.0, 5.0
 _PLAIN_BATCH, _INDEXED_BATCH = 4096, 1024
+#: What an AND of ORs becomes at most in a filter with many predicates: so many are shared by all,
+#: but each gets a few. They multiply, and to make and to index 40,000 of them takes a second.
+_CONJUNCTIONS, _LEAST_CONJUNCTIONS = 4096, 4
 _PERSON = b"qc-filter"
 
 
@@ -86,7 +90,10 @@ def make_filter(texts: Sequence[str], schema: pa.Schema | Columns, who: str) -> 
             f"most {MAX_FILTER_TEXT:,} on a channel: ask for more rows, and filter what comes"
         )
     columns = schema if isinstance(schema, Columns) else Columns(schema)
-    parsed = (parse_predicate(text, columns, who) for text in dict.fromkeys(texts))
+    most = max(_LEAST_CONJUNCTIONS, min(MAX_CONJUNCTIONS, _CONJUNCTIONS // len(texts)))
+    parsed = (
+        parse_predicate(text, columns, who, conjunctions=most) for text in dict.fromkeys(texts)
+    )
     by_id = {predicate.id: predicate for predicate in parsed}
     predicates = tuple(by_id[name] for name in sorted(by_id))
     conjunctions = [one for predicate in predicates for one in predicate.conjunctions]

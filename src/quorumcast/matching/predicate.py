@@ -24,7 +24,7 @@ from quorumcast.core.limits import MAX_PREDICATE_TEXT
 from quorumcast.matching.binding import bind
 from quorumcast.matching.canonical import operands_of, written
 from quorumcast.matching.columns import Columns
-from quorumcast.matching.conjunctions import conjunctions_of
+from quorumcast.matching.conjunctions import MAX_CONJUNCTIONS, conjunctions_of
 from quorumcast.matching.grammar import MAX_OPERANDS, parse_text
 from quorumcast.matching.kernels import Mask, compiled
 from quorumcast.matching.nodes import Conjunction, Meaning
@@ -49,9 +49,16 @@ class Predicate(msgspec.Struct, frozen=True, eq=False):
 
 
 def parse_predicate(
-    text: str, schema: pa.Schema | Columns, who: str, max_bytes: int = MAX_PREDICATE_TEXT
+    text: str,
+    schema: pa.Schema | Columns,
+    who: str,
+    max_bytes: int = MAX_PREDICATE_TEXT,
+    conjunctions: int = MAX_CONJUNCTIONS,
 ) -> Predicate:
-    """Parse a predicate on a schema; raise `UsageError`, which names it as `who`, if it is none."""
+    """Parse a predicate on a schema; raise `UsageError`, which names it as `who`, if it is none.
+
+    No AND of ORs in it becomes more `conjunctions` than that.
+    """
     columns = schema if isinstance(schema, Columns) else Columns(schema)
     meaning = bind(parse_text(text, who, max_bytes), columns, who)
     canonical = written(meaning, columns)
@@ -66,7 +73,7 @@ def parse_predicate(
         meaning=meaning,
         text=canonical,
         id=_named(canonical),
-        conjunctions=conjunctions_of(meaning, columns),
+        conjunctions=conjunctions_of(meaning, columns, conjunctions),
         mask=compiled(meaning, columns),
     )
 
