@@ -145,6 +145,18 @@ def test_number_that_only_a_history_decides_is_pulled_whole_and_evaluated_here()
     assert at.lacking(10) == []
 
 
+def test_number_that_a_history_named_is_not_given_up_while_its_contents_are_awaited() -> None:
+    at = acceptor()
+    assert at.undecided(5) == 4
+    at.settle(3, digest(RUN[1]) * 2)
+    assert at.undecided(5) == 2
+    at.settle(1, digest(RUN[1]) * 2)
+    assert at.undecided(5) == 0
+    cast(at, (B1, B2, B3), 1, *RUN[:2])
+    at.deliver()
+    assert (at.next, at.undecided(5)) == (3, 0)
+
+
 def test_wrong_contents_of_a_number_that_a_history_named_are_refused() -> None:
     at = acceptor()
     at.settle(1, digest(RUN[1]))

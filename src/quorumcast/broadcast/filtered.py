@@ -77,6 +77,10 @@ class FilteredAcceptor(Acceptor):
     def named(self) -> list[tuple[int, bytes]]:
         return [(number, digest) for number, digest in self._named.items() if number >= self.next]
 
+    def undecided(self, end: int) -> int:
+        named = min((number for number, _ in self.named()), default=end)
+        return max(0, min(self.next + super().undecided(end), named) - self.next)
+
     def pulled_whole(self, number: int) -> bool:
         span = self._ranges.get(number)
         return number in self._named and span is not None and span.decided is None
