@@ -21,8 +21,16 @@ from tests.support.cells import (
 
 from quorumcast.broadcast.acceptance import Acceptor, rule_for
 from quorumcast.broadcast.application import Proven
+from quorumcast.broadcast.messages import Contents
 from quorumcast.cell.subscribing import archive as keeping
-from quorumcast.cell.subscribing.archive import AWAITED_TICKS, MAX_PENDING, RANGES, Archive
+from quorumcast.cell.subscribing.archive import (
+    AWAITED_TICKS,
+    MAX_PENDING,
+    RANGES,
+    Archive,
+    HeldForm,
+)
+from quorumcast.core.cuts import HEADER, MARK
 from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import DropReason, Effect
@@ -264,6 +272,18 @@ def test_archive_pending_receipts_are_bounded() -> None:
     asked = [at.want(number, b"") for number in range(1, MAX_PENDING + 10)]
     assert asked.count(True) == MAX_PENDING
     assert at.sizes()["proofs"] == MAX_PENDING
+
+
+def test_archive_results_that_a_broker_sends_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "MAX_PENDING_BYTES", 1000)
+    at = archive()
+    cut = MARK + bytes(HEADER.size)
+    for number in (1, 2, 3):
+        assert at.want(number, cut, HeldForm.WIDER_RESULT)
+    longer = cut + bytes(500)
+    for _ in range(2):
+        at.complete(Contents(STREAM, 1, digests(longer) * 3), (longer,) * 3)
+        assert len(cut) * 3 + 500 < at.sizes()["proof_bytes"] <= 1000
 
 
 def test_archive_statements_are_bounded() -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.support.cells import BOB
+from tests.support.cells import B3, BOB
 from tests.support.rows import COLUMNS, NONSENSE, SCHEMA, prices_of, rows_body
 from tests.support.tree_network import CellPlan, TreeNetwork, identity_in, manifest_of
 
 from quorumcast.broadcast.application import Deliver, Prove, Select
-from quorumcast.broadcast.messages import Matches
+from quorumcast.broadcast.messages import Contents, Matches
 from quorumcast.cell.subscribing.uplink import Uplink
 from quorumcast.core.cuts import looks_cut
 from quorumcast.core.envelope import write_envelope
 from quorumcast.core.errors import UsageError
-from quorumcast.core.machine import Send
+from quorumcast.core.machine import Receive, Send
 from quorumcast.core.publication import batch_of_rows, decode_batch, encode_batch
 from quorumcast.manifest.policy import Policy
 from quorumcast.manifest.schema import arrow_schema
@@ -211,6 +211,22 @@ def test_receipt_of_the_child_proves_the_rows_that_it_carries_on(
     assert not looks_cut(other.contents)
     forged = msgspec.structs.replace(cut, contents=cut.contents[:-1] + b"!")
     assert court.why_receipt_fails(forged, 2)
+
+
+def test_receipt_comes_though_a_broker_sends_the_whole_publication() -> None:
+    """The others hold, and sign for, the rows that the child carries on."""
+    made = tree(TOP, LEAF)
+    made["leaf"].subscribe("bob", 0, "price > 0")
+    publish(made, (5, 60, 70), for_ms=800)
+    (told,) = made["leaf"].delivered[BOB]
+    made["leaf"].happen(BOB, Prove(*told.provable))
+    whole = rows_body((5, 60, 70))
+    answer = Contents(told.stream, 1, made["leaf"].manifest.hash(whole))
+    made["leaf"].happen(BOB, Receive(B3, answer, (whole,)))
+    made.run(2000)
+    (receipt,) = made["leaf"].proven
+    assert made["leaf"].manifest.court().why_receipt_fails(receipt, 2) is None
+    assert prices_of(receipt.contents) == [5]
 
 
 def test_votes_of_the_child_are_about_results() -> None:

@@ -75,7 +75,7 @@ class Awaited(msgspec.Struct):
     digest: bytes = b""
     #: Whether rows that brokers sign for are not there.
     lacks_rows: bool = False
-    #: A result with more rows, from one broker.
+    #: A result with more rows, or the whole publication, from one broker.
     wider: bytes = b""
 
 
@@ -116,7 +116,7 @@ class Archive:
         }
 
     def _pending_bytes(self) -> int:
-        return sum(len(awaited.contents) for awaited in self._pending.values())
+        return sum(len(one.contents) + len(one.wider) for one in self._pending.values())
 
     def want(self, number: int, contents: bytes, form: HeldForm = HeldForm.RUN) -> bool:
         """Await a receipt; False if too many are awaited already."""
@@ -142,19 +142,19 @@ class Archive:
         """Use contents that were pulled."""
         for number, body in enumerate(bodies, message.first):
             awaited = self._pending.get(number)
-            fits = self._pending_bytes() + len(body) <= MAX_PENDING_BYTES
-            if awaited is None or not awaited.lacks_rows or not fits:
+            if awaited is None or not awaited.lacks_rows:
+                continue
+            if self._pending_bytes() - len(awaited.wider) + len(body) > MAX_PENDING_BYTES:
                 continue
             publication = publication_of(awaited.contents)
-            if self._view.hash(body) == publication:
+            whole = self._view.hash(body) == publication
+            if awaited.form is HeldForm.WIDER_RESULT:
+                # What brokers hold only the signatures tell: on each refresh it is pulled anew.
+                if whole or (looks_cut(body) and publication_of(body) == publication):
+                    awaited.wider = body
+                    awaited.digest = publication if whole else digest_of_cut(body)
+            elif whole:
                 awaited.contents, awaited.digest, awaited.lacks_rows = body, publication, False
-            elif (
-                awaited.form is HeldForm.WIDER_RESULT
-                and looks_cut(body)
-                and publication_of(body) == publication
-            ):
-                # Whether it is genuine only the signatures tell: on each refresh it is pulled anew.
-                awaited.wider, awaited.digest = body, digest_of_cut(body)
 
     def file(self, broker: NodeId, statement: SegmentStatement, signed: Signed) -> list[Effect]:
         """Keep a broker's statement, and look for contradictions."""
