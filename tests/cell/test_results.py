@@ -74,7 +74,7 @@ def test_other_publications_under_the_same_numbers_are_not_known() -> None:
 
 
 def test_oldest_results_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(results, "MOST_BYTES", 40_000)
     known = KnownResults()
     run = held(1, 9)
     for number in range(100):
@@ -82,6 +82,42 @@ def test_oldest_results_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(known) < 10
     assert known.find(FILTER.id, Stream(ORDERS, NodeId("alice"), 99), run) is not None
     assert known.find(FILTER.id, Stream(ORDERS, NodeId("alice"), 1), run) is None
+
+
+def test_votes_and_places_of_all_groups_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = tuple(rows_body((price, 1000, 2000)) for price in range(64))
+    run = StoredRun(1, b"".join(map(digest_of, bodies)), bodies)
+    opened = OpenedRun(SCHEMA, run.digests, run.bodies)
+    groups = [wanted(f"price = {price}") for price in range(64)]
+    known, kept = KnownResults(), {one.id: opened.select(one) for one in groups}
+    cuts = sum(one.cut_bytes for one in kept.values())
+    # The publications twice, and of each group the votes and the place that it matches.
+    most = 2 * sum(map(len, bodies)) + cuts + 64 * (64 * DIGEST_SIZE + 2 * results.RESULT_BYTES)
+    monkeypatch.setattr(results, "MOST_BYTES", most)
+    known.note(STREAM, run, kept)
+    assert not len(known)
+    monkeypatch.setattr(results, "MOST_BYTES", 2 * most)
+    known.note(STREAM, run, kept)
+    assert len(known) == 1
+
+
+def test_newest_results_are_found_without_a_look_at_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known, run = KnownResults(), held(1, 2)
+    kept = selected(run)
+    for number in range(1, 1001):
+        known.note(STREAM, StoredRun(number, run.digests, run.bodies), kept)
+    looked: list[int] = []
+
+    def stop(self: results.EvaluatedRun) -> int:
+        looked.append(self.first)
+        return self.first + 1
+
+    monkeypatch.setattr(results.EvaluatedRun, "stop", property(stop))
+    for number in (1, 500, 1000):
+        assert known.find(FILTER.id, STREAM, StoredRun(number, run.digests, run.bodies))
+    assert len(looked) < 20
 
 
 def test_votes_that_were_lost_come_again_without_evaluation() -> None:

@@ -6,6 +6,7 @@ do. What each group was told of the newest runs is kept, for as many bytes as `M
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from quorumcast.core.ids import DIGEST_SIZE, Stream
 if TYPE_CHECKING:
     from quorumcast.matching.selection import Selected
 
-#: Bytes that may be kept, about, and what each result takes beside its contents.
+#: Bytes that may be kept, about, and what each run, group and match takes beside its contents.
 MOST_BYTES = 16 * 1024 * 1024
 RESULT_BYTES = 512
 
@@ -75,7 +76,8 @@ class KnownResults:
         """Keep what was found out about a run."""
         # The rows of a cut stay in memory with the publication, which was copied to be decoded.
         size = 2 * sum(map(len, held.bodies)) + RESULT_BYTES * (1 + len(selected))
-        size += sum(one.cut_bytes for one in selected.values())
+        for one in {id(one): one for one in selected.values()}.values():
+            size += one.cut_bytes + len(one.votes) + RESULT_BYTES * len(one.places)
         run = EvaluatedRun(stream, held.first, held.digests, selected, size)
         self._runs.append(run)
         self._by_stream.setdefault(stream, deque()).append(run)
@@ -95,11 +97,13 @@ class KnownResults:
         """What is known of the beginning of what is held; None if nothing is."""
         at, stop = held.first, held.first + len(held.digests) // DIGEST_SIZE
         found = KnownResult()
-        for run in self._by_stream.get(stream, ()):
-            if run.stop <= at:
-                continue
+        runs = self._by_stream.get(stream, ())
+        # Nearly all come in order. Where they do not, less is found.
+        begin = bisect_right(runs, at, key=lambda run: run.first)
+        for place in range(max(0, begin - 1), len(runs)):
+            run = runs[place]
             selected = run.selected.get(name)
-            if at == stop or run.first > at or selected is None:
+            if not run.first <= at < min(run.stop, stop) or selected is None:
                 break
             skip, count = at - run.first, min(run.stop, stop) - at
             before = at - held.first

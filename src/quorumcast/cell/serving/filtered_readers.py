@@ -259,14 +259,12 @@ class FilteredReaders:
         """Note work, and let those pay for it for whom it was done."""
         done = self._done.setdefault(stream.channel, PredicateWork())
         done.rows_looked_at += selected.rows_looked_at
-        cut_bytes = 0
         for place in selected.places:
             rows = selected.rows(place)
-            cut_bytes += 0 if rows is None else len(selected.body(place))
             done.cuts += rows is not None
             done.whole += rows is None
             done.rows_sent += (selected.total(place) or 0) if rows is None else len(rows)
-        cut_us = CUT_US * len(selected.places) + cut_bytes // CUT_BYTES
+        cut_us = CUT_US * len(selected.places) + selected.cut_bytes // CUT_BYTES
         self.known.work.spend(payers, work_us + cut_us)
 
     def _tell(
@@ -329,7 +327,7 @@ class FilteredReaders:
             return None
         known_result = self._results.find(known.filter.id, stream, held)
         if known_result is not None:
-            work.spend((reader,), CUT_US * len(known_result.places))
+            work.spend((reader,), CUT_US * (1 + len(known_result.places)))
             return _told_again(known.filter, stream, held.first, known_result, bodies=bodies)
         # Opening all, half, a quarter … of a run takes twice as long as opening it.
         open_us = 2 * (OPEN_US * len(held.bodies) + sum(map(len, held.bodies)) // OPEN_BYTES)
