@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 from tests.cell.test_content import CHEAP, TRAFFIC, WANTED, Rows
 from tests.support.cells import ALICE, B1, BOB, CAROL, ORDERS, Cell, limited
 from tests.support.rows import COLUMNS, rows_body
@@ -33,7 +34,8 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.limits import MAX_CLIENT_TEXT, MAX_FILTER_TEXT, MAX_PREDICATES
 from quorumcast.core.machine import Receive, Send, Suspect
-from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.manifest import ChannelEntry, ChannelOrigin
+from quorumcast.manifest.policy import Policy
 
 NOW = Millis(1_000_000)
 PRICES: ChannelEntry = Cell(limited("ab"), schema=COLUMNS).manifest.channels[0]
@@ -117,6 +119,15 @@ def test_flood_of_changes_takes_a_fifth_of_the_time() -> None:
     assert INCOME_US * 900 <= read * price_us <= INCOME_US * 1000
     assert 0 < read < 1000
     assert len(known) == 1
+
+
+def test_rows_that_a_channel_carries_on_are_paid_for_with_each_change() -> None:
+    carried = " OR ".join(f"price = {n}" for n in range(500))
+    origin = ChannelOrigin("top", bytes(32), ORDERS, carried)
+    entry = replace(PRICES, policy=Policy.named("relay"), origin=origin)
+    known = KnownFilters()
+    assert known.learn(BOB, entry, CHEAP, NOW)
+    assert not known.work.may_ask(BOB, MOST_US - CHARACTER_US * len(carried), NOW)
 
 
 def test_predicates_that_take_too_long_are_refused_with_a_sentence() -> None:

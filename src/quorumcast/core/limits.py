@@ -58,7 +58,7 @@ MAX_PIPELINE = 64
 #: Predicates that one node has on one channel, and the bytes of the text of one.
 MAX_PREDICATES = 1024
 MAX_PREDICATE_TEXT = 32 * 1024
-#: The same of all of them together: reading them takes a few microseconds per byte.
+#: Characters of all of them together: reading one takes a few microseconds.
 MAX_FILTER_TEXT = 64 * 1024
 #: The same of all channels and seats of one client, at one broker.
 MAX_CLIENT_TEXT = 512 * 1024

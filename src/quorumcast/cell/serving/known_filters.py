@@ -14,14 +14,14 @@ from quorumcast.cell.filters import filter_of
 from quorumcast.cell.serving.work import MOST_US, WorkAccounts
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, holder
-from quorumcast.core.limits import MAX_CLIENT_TEXT
+from quorumcast.core.limits import MAX_CLIENT_TEXT, MAX_FILTER_TEXT
 from quorumcast.manifest.manifest import ChannelEntry
 
 if TYPE_CHECKING:
     from quorumcast.matching.filter import Filter
     from quorumcast.matching.selection import RowFilter
 
-#: What it costs to change what a node asks for: once, per predicate, and per character.
+#: What it costs to change what a node asks for: once, per predicate, and per character read.
 CHANGE_US, PREDICATE_US, CHARACTER_US = 500, 100, 4
 #: Predicates from which on an index of their own pays.
 INDEXED = 8
@@ -81,7 +81,10 @@ class KnownFilters:
         if known is not None and known.where == where and known.schema == entry.schema:
             return True
         size = sum(map(len, where))
-        price_us = CHANGE_US + PREDICATE_US * len(where) + CHARACTER_US * size
+        read = size
+        if entry.carried:  # each predicate is read alone, and joined with what is carried on
+            read = min(2 * size + len(entry.carried) * max(1, len(where)), MAX_FILTER_TEXT)
+        price_us = CHANGE_US + PREDICATE_US * len(where) + CHARACTER_US * read
         if not self.work.may_ask(reader, price_us, now):
             return False
         self.work.spend((reader,), price_us)

@@ -4,8 +4,7 @@ Each client has an *account* of work, in microseconds as `matching` estimates th
 INCOME_US per millisecond, and saves up MOST_US. Work is paid for in advance: what a client cannot
 pay is not done, and it asks again later. So in the long run a client takes less than a fifth of a
 broker's time, whatever it asks for and however often it changes its mind: estimates may be wrong
-by a third. What costs more than a full account is
-done when the account is full, and leaves a debt.
+by a third. What costs more than a full account is done when the account is full, and leaves a debt.
 
 All clients together gain POOL_INCOME_US, so that many of them do not take everything. Those that
 have spent a quarter of their savings, or spend half of what they gain, are *busy*, and share it.
