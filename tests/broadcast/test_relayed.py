@@ -127,6 +127,16 @@ def test_holes_are_bounded_and_the_oldest_goes_first() -> None:
     assert held.base == held.holes[0].start - 1
 
 
+def test_hole_that_becomes_two_drives_out_the_oldest() -> None:
+    parts = [(first, first + 1) for first in range(1, 4 * MAX_HOLES + 2, 4)]
+    held = ledger(*parts, limits=Limits())
+    assert len(held.holes) == MAX_HOLES
+    middle = held.holes[-1].start + 1
+    held.fill(middle, *run(middle, middle + 1))
+    assert (len(held.holes), held.base) == (MAX_HOLES, 5)
+    assert numbers(held) == [*range(5, middle, 4), middle, held.next - 1]
+
+
 def test_hole_is_filled_in_parts() -> None:
     held = ledger((1, 3), (9, 10))
     held.fill(7, *run(7, 9))

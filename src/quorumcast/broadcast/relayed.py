@@ -120,6 +120,9 @@ class RelayLedger(Ledger):
         self._holes.append(range(start, upto + 1))
         self.extend([_NOTHING] * count, [b""] * count)
         self.quota.written -= count
+        self._bound_holes()
+
+    def _bound_holes(self) -> None:
         if len(self._holes) > MAX_HOLES:
             self.let_go(self._holes[0].stop - self.base)
 
@@ -136,7 +139,8 @@ class RelayLedger(Ledger):
                 self.correct(number, digests[number - first], bodies[number - first])
             parts = (range(hole.start, common.start), range(common.stop, hole.stop))
             rest += [part for part in parts if part]
-        self._holes = rest[-MAX_HOLES:]
+        self._holes = rest
+        self._bound_holes()
 
     def begin_lower(self, number: int) -> None:
         """Begin at an earlier number, while nothing is held: the parent still has it."""
