@@ -3,10 +3,11 @@
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from tests.client.test_times import in_a_loop
 from tests.client.test_where import numbers, prices, publish, rows, taken, trades
 from tests.runtime.world import until
@@ -14,8 +15,14 @@ from tests.runtime.world import until
 from quorumcast.broadcast.application import Deliver, Join, Leave, Select
 from quorumcast.client import Batch, Node, UsageError, readers
 from quorumcast.client.arguments import Where
+from quorumcast.client.readers import ChannelReaders
+from quorumcast.client.selecting import bind
 from quorumcast.client.subscription import Subscription
+from quorumcast.core.ids import Channel
 from quorumcast.core.limits import MAX_FILTER_TEXT
+from quorumcast.manifest.manifest import ChannelOrigin
+from quorumcast.manifest.policy import Policy
+from quorumcast.matching.filter import Filter
 from quorumcast.matching.indexing.filter_set import FilterSet
 from quorumcast.testing import MemoryCell
 
@@ -82,6 +89,29 @@ async def test_everything_is_asked_for_while_one_subscription_wants_it() -> None
         assert [type(one) for one in asked] == [Select, Select, Leave]
 
 
+class Reader:
+    """A subscription to a channel that carries on only some rows."""
+
+    def __init__(self, where: Where) -> None:
+        origin = ChannelOrigin("top", bytes(32), Channel("trades"), "price < 10")
+        entry = replace(trades(), policy=Policy.named("relay"), origin=origin)
+        self.where, self._filter = where, bind(entry, where)
+
+    def filter(self, channel: Channel) -> Filter | None:
+        return self._filter
+
+
+def test_subscription_to_all_rows_that_are_carried_on_names_no_predicate() -> None:
+    channel, first = Channel("trades"), cast(Subscription, Reader("price = 3"))
+    present = ChannelReaders(channel, first)
+    assert list(present.where) == ["price = 3"]
+    everything = cast(Subscription, Reader(None))
+    assert present.add(everything)
+    assert present.select()
+    assert not present.where
+    assert not ChannelReaders(channel, everything).where
+
+
 @pytest.mark.parametrize(("name", "most"), [("MAX_PREDICATES", 3), ("MAX_FILTER_TEXT", 40)])
 @in_a_loop
 async def test_more_predicates_than_are_sent_get_their_rows_all_the_same(
@@ -102,7 +132,7 @@ async def test_more_predicates_than_are_sent_get_their_rows_all_the_same(
 
 @in_a_loop
 async def test_more_text_than_brokers_take_gets_its_rows_all_the_same() -> None:
-    """Brokers read 64 KiB of predicates of a node on a channel."""
+    """Brokers read 65,536 characters of predicates of a node on a channel."""
     async with MemoryCell(channels={"trades": trades()}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         far = ", ".join(str(number) for number in range(1_000_000, 1_001_500))
