@@ -100,7 +100,7 @@ def test_broker_owes_votes_on_results_after_a_change() -> None:
     assert bob.found("missing") == {(B4, "", "Matches")}
 
 
-def test_whoever_wants_everything_again_is_owed_votes() -> None:
+def test_reader_that_wants_everything_again_is_owed_votes() -> None:
     bob = WatchedRows(*WHERE)
     bob.ask()
     bob.accept(1)

@@ -173,7 +173,7 @@ class Ledger:
 
         The run may overlap what is held; it must not start beyond `next`.
         """
-        ensure(first <= self.next, "a ledger has no holes")
+        ensure(first <= self.next, "a run begins no later than the ledger ends")
         new = max(first, self.next)
         offset = new - first
         for number, digest in enumerate(digests[:offset], first):

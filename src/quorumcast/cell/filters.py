@@ -32,7 +32,7 @@ def filter_of(entry: ChannelEntry, where: tuple[str, ...]) -> Filter | None:
             f"channel {entry.name!r} carries bytes, which have no columns to compare: leave out "
             "the predicate, or make a channel with a schema"
         )
-    # Not at the top: who has no predicates starts without Arrow.
+    # Not at the top: nodes without predicates start without Arrow.
     from quorumcast.matching.filter import make_filter
 
     schema = entry.arrow_schema()
@@ -47,7 +47,7 @@ def check_carried(entry: ChannelEntry, above: ChannelEntry) -> None:
     """Refuse a relayed channel that is to carry on rows that its parent does not have."""
     if filter_of(entry, ()) is None and not above.carried:
         return
-    # Not at the top: who has no predicates starts without Arrow.
+    # Not at the top: nodes without predicates start without Arrow.
     from quorumcast.matching.covering import covers
     from quorumcast.matching.predicate import parse_predicate
 
@@ -68,9 +68,9 @@ def takes_predicates(entry: ChannelEntry) -> bool:
 
 
 def load_matching() -> None:
-    """Load what evaluates predicates, and Arrow with it: half a second, which nobody waits for now.
+    """Load what evaluates predicates, and Arrow with it.
 
-    Otherwise the first subscriber with a predicate stops a broker for so long.
+    That takes half a second, for which the first predicate would otherwise stop a broker.
     """
     import quorumcast.matching.filter
     import quorumcast.matching.indexing.filter_set

@@ -167,7 +167,7 @@ class OpenedRun:
         )
 
     def _cut(self, place: int, rows: Rows) -> RowCut | None:
-        """The cut of one number; equal rows are cut once, whoever wants them."""
+        """The cut of one number; equal rows are cut once for all filters."""
         key = (place, rows.tobytes())
         if key not in self._cuts:
             opened = self._opened[place]

@@ -6,7 +6,7 @@
 
 A subscription is a conjunction of comparisons of attributes with constants. What it matches is
 computed here by comparing columns in NumPy, without anything of `matching`: a replay is judged by
-that. It is held to the column `matches`, which whoever made the workload counted.
+that. It must agree with the column `matches`, which its generator counted.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ContentWorkload:
 
     @property
     def counted(self) -> int | None:
-        """The matches that whoever made the workload counted; None if that is not known."""
+        """The matches that the generator counted; None if that is not known."""
         if not self._complete or _AFTER not in self._events.column_names:
             return None
         return int(pc.sum(self._events.column(_AFTER)).as_py() or 0)

@@ -315,7 +315,7 @@ class CellWorld(World[CellFacts]):
         return self._wanted.get((subscriber, channel), ())
 
     def select(self, subscriber: NodeId, channel: Channel, where: tuple[str, ...]) -> None:
-        """Want other rows from now on; whoever reads a range goes on with what it asked for."""
+        """Want other rows from now on; a reader of a range keeps its predicates."""
         self._wanted[subscriber, channel] = where
         reader = self.facts.reader(subscriber, channel)
         if reader is not None and not reader.until:
@@ -352,7 +352,7 @@ class CellWorld(World[CellFacts]):
                     contents = label(stream, number) + body
                     request = Prove(total_order(channel), reader.position, contents)
                 if self.cell_of(subscriber).manifest.hash(request.contents) == digest:
-                    # Whoever got a part has that at hand.
+                    # A reader that got a part has that at hand.
                     part = reader.parts.get(stream, request.contents)
                     self.nodes[subscriber].feed(replace(request, contents=part))
 

@@ -74,7 +74,7 @@ def draw_rows(draft: Draft) -> None:
     if may_widen and rng.randrange(2):
         at = rng.randrange(draft.safety_ms)
         draft.act(at, "widen", channel=rng.choice(columned))
-    # Whoever joins at once asks for rows at once.
+    # Subscribers that join at once ask for rows at once.
     draft.acts[:0] = first
 
 
@@ -88,7 +88,7 @@ def _draw_faults(draft: Draft, rng: random.Random) -> None:
         [name for name in fitting if CATALOGUE[name].role is role]
         for role in (Role.BROKER, Role.SUBSCRIBER)
     )
-    # Whoever lies may lie about rows as well.
+    # A broker that lies may lie about rows as well.
     liars = [name for name in draft.corruptible if name in draft.corrupted]
     if lies and rng.randrange(2):
         for broker in draft.corruptible if may_corrupt(draft) else liars:
