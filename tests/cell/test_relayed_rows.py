@@ -141,6 +141,13 @@ def test_child_that_asks_for_rows_that_its_parent_lacks_is_refused() -> None:
         Uplink(child, top, top.keyring(identity_in("top", "leaf-b1")))
 
 
+def test_child_that_asks_for_rows_of_a_chain_is_refused() -> None:
+    chain = msgspec.structs.replace(TOP, policy=Policy.named("chain"))
+    top, leaf = manifest_of(chain, (chain, LEAF)), manifest_of(LEAF, (chain, LEAF))
+    with pytest.raises(UsageError, match="on a chain brokers vote for whole publications only"):
+        Uplink(leaf, top, top.keyring(identity_in("top", "leaf-b1")))
+
+
 def test_nonsense_of_a_publisher_is_carried_on() -> None:
     made = tree(TOP, LEAF)
     made["leaf"].subscribe()

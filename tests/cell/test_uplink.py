@@ -207,6 +207,15 @@ def test_positions_that_come_while_the_end_is_asked_for_are_left_out() -> None:
     assert told.says == []
 
 
+def test_channel_that_the_parent_has_deleted_is_refused_and_nothing_raises() -> None:
+    made = linked()
+    parent, _ = manifests()
+    later = msgspec.structs.replace(parent, epoch=parent.epoch + 1, channels=())
+    made.adopt(later, later.keyring(identity_in("top", NodeId("leaf-b1"))))
+    (refused,) = [e for e in made.handle(Follow(COPIES), T0) if isinstance(e, Refused)]
+    assert refused.channel == COPIES
+
+
 def test_parent_without_the_channel_is_refused() -> None:
     parent, child = manifests()
     empty = msgspec.structs.replace(parent, channels=())

@@ -47,6 +47,7 @@ def check_carried(entry: ChannelEntry, above: ChannelEntry) -> None:
     """Refuse a relayed channel that is to carry on rows that its parent does not have."""
     if filter_of(entry, ()) is None and not above.carried:
         return
+    filter_of(above, (entry.carried,) if entry.carried else ())
     # Not at the top: nodes without predicates start without Arrow.
     from quorumcast.matching.covering import covers
     from quorumcast.matching.predicate import parse_predicate

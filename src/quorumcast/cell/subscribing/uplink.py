@@ -31,6 +31,7 @@ from quorumcast.broadcast.messages import Cursor
 from quorumcast.broadcast.relayed import Attach, Follow, Relayed, RelayedGap
 from quorumcast.cell.filters import check_carried
 from quorumcast.cell.subscribing.subscriber import Subscriber
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, NOTHING, Channel, Millis, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Connected, Effect, Event
@@ -116,8 +117,12 @@ class Uplink:
         return self._join(Join(there, start=max(start, 0), where=_asked(entry)), now)
 
     def _join(self, join: Join, now: Millis) -> list[Effect]:
-        left = self._subscriber.handle(Leave(join.channel), now)
-        return self._handed_on(left + self._subscriber.handle(join, now))
+        effects = self._subscriber.handle(Leave(join.channel), now)
+        try:
+            effects += self._subscriber.handle(join, now)
+        except UsageError as error:  # a later epoch of the parent has no such channel any more
+            effects.append(Refused(join.channel, str(error)))
+        return self._handed_on(effects)
 
     # ------------------------------------------------------- what was accepted
 
