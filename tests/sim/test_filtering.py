@@ -239,7 +239,17 @@ def test_reader_keeps_what_it_asked_for_at_each_number() -> None:
     assert rows.broken == []  # two of three rows
 
 
-@pytest.mark.parametrize("said", [Matches(STREAM, 1, 2, wanted(*CHEAP).id)])
+NAMED = wanted(*CHEAP).id
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Matches(STREAM, 1, 2, NAMED),
+        Matches(STREAM, 1, 2, NAMED, (0,)),  # a place without a value
+        Matches(STREAM, 1, 1, NAMED, (1,), bytes([1]) * 32),  # a place behind the run
+    ],
+)
 def test_sound_results_wrong_vote_of_a_correct_broker_is_reported(said: Matches) -> None:
     rows = Rows()
     rows.facts.bodies_held = lambda stream, number, broker: [BODIES[number - 1]]

@@ -152,12 +152,15 @@ class SoundResults(EffectChecker):
         entry = facts.manifest_of(node).channel(said.stream.channel)
         if entry is None:
             return
-        votes, _ = results_of(said, ()) or (b"", ())
+        results = results_of(said, effect.bodies)
+        if results is None:
+            facts.violate(self.name, f"{node} sends a vote on {said.stream} that makes no sense")
+            return
         for reader in effect.to:
             present = facts.reader(reader, said.stream.channel)
             if present is None or facts.twin.id_of(entry, present.where) != said.where:
                 continue  # it has left, or asks for other rows by now
-            for number, value in enumerate(split_digests(votes), said.first):
+            for number, value in enumerate(split_digests(results[0]), said.first):
                 for contents in facts.bodies_held(said.stream, number, node):
                     if facts.twin.result(entry, present.where, contents).value != value:
                         what = f"{said.stream} {number} for {present.where}"
