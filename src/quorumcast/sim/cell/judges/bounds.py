@@ -14,6 +14,7 @@ from quorumcast.broadcast.protocol import protocol_of
 from quorumcast.broadcast.signed_history import REMEMBERED
 from quorumcast.cell.accusations import MAX_ACCUSED_CLIENTS
 from quorumcast.cell.publishing.published_stream import MAX_REST_BYTES, MAX_RUN_BYTES
+from quorumcast.cell.results import MOST_BYTES, RESULT_BYTES
 from quorumcast.cell.serving.recovery import CHUNK
 from quorumcast.cell.subscribing.archive import MAX_PENDING, RANGES
 from quorumcast.cell.subscribing.archive import MAX_PENDING_BYTES as MAX_PROOF_BYTES
@@ -97,6 +98,7 @@ def _of_brokers(
         "accounts": len(clients),
         "groups": len(channels) * len(clients),
         "quiet": streams * len(clients),
+        "results": MOST_BYTES // RESULT_BYTES,
         "publishing": len(channels) * len(clients),
         "served": (len(channels) + 5) * (len(clients) + len(brokers)),
         "told": MAX_STREAMS_NAMED,
