@@ -2,10 +2,13 @@
 
 from datetime import UTC, date, datetime
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from quorumcast.matching.evaluate import evaluate
+from quorumcast.matching.filter import make_filter
+from quorumcast.matching.indexing.index import Index
 from quorumcast.matching.predicate import parse_predicate
 
 NAN = float("nan")
@@ -129,3 +132,16 @@ def test_integers_and_floats_compare_exactly_beyond_what_floats_hold(
     )
     predicate = parse_predicate(text, numbers.schema, "the predicate")
     assert evaluate(predicate, numbers).tolist() == rows
+
+
+@pytest.mark.parametrize("text", ["share > 3", "share IN (1, 2, 3, 4)", "share < wide"])
+def test_signalling_nan_is_absent_and_no_warning(text: str) -> None:
+    """A publisher writes any bits; numpy warns where it converts these."""
+    schema = pa.schema([("share", pa.float32()), ("wide", pa.int64())])
+    bits = pa.py_buffer(np.array([0x7F800001, 0x40000000], np.uint32).tobytes())
+    share = pa.Array.from_buffers(pa.float32(), 2, [None, bits])
+    batch = pa.RecordBatch.from_arrays([share, pa.array([1, 9])], schema=schema)
+    predicate = parse_predicate(text, schema, "the predicate")
+    assert evaluate(predicate, batch).tolist() == ([] if text == "share > 3" else [1])
+    one = make_filter((text,), schema, "the predicate")
+    assert [rows.tolist() for _, rows in Index([one]).match(batch).by_filter()] in ([], [[1]])
