@@ -14,7 +14,7 @@ from quorumcast.cell.filters import filter_of
 from quorumcast.cell.serving.work import MOST_US, WorkAccounts
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, holder
-from quorumcast.core.limits import MAX_CLIENT_TEXT, MAX_FILTER_TEXT
+from quorumcast.core.limits import MAX_CLIENT_TEXT, MAX_FILTER_TEXT, MAX_MATCHED_ROWS
 from quorumcast.manifest.manifest import ChannelEntry
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 CHANGE_US, PREDICATE_US, CHARACTER_US = 500, 100, 4
 #: Predicates from which on an index of their own pays.
 INDEXED = 8
-#: Rows of a publication that a full account must pay for.
-PAID_ROWS = 8192
+#: Rows of a publication that a full account must pay for: as many as predicates are evaluated on.
+PAID_ROWS = MAX_MATCHED_ROWS
 
 
 class KnownFilter(NamedTuple):

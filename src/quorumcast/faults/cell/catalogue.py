@@ -182,7 +182,7 @@ _ENTRIES = (
     _matching("predicate-flood", _SUBSCRIBER, matching.PredicateFlood, Footprint.NOTHING,
               "asks for other rows with every message", valid_under=ALL),
     _matching("costly-predicate", _SUBSCRIBER, matching.CostlyPredicate, Footprint.NOTHING,
-              "asks for rows with a predicate of 800 patterns", valid_under=ALL),
+              "asks for rows with a predicate of 100 patterns", valid_under=ALL),
 )  # fmt: skip
 
 #: Every fault by its name, in the order in which `quorumcast faults list` shows them.

@@ -31,7 +31,7 @@ REMEMBERED = 1024
 #: How far ahead a broker claims to know that nothing matches.
 AHEAD = (1, 16, 256, MAX_RUN)
 #: Patterns of a costly predicate: nearly as many as a broker evaluates (`cell.serving`).
-PATTERNS = 800
+PATTERNS = 100
 
 
 class ResultAt:
