@@ -464,10 +464,12 @@ def test_status_tells_what_the_busiest_broker_does_for_predicates() -> None:
         sent = {"rows_sent": 12, "cuts": 4, "whole": 1}
         return {"predicates": {"orders": {**counts, **sent}, "idle": {**counts, "predicates": 0}}}
 
+    (line,) = predicate_lines({"broker-1": work(1, predicates=1)})
+    assert line.startswith("orders: 1 predicate of 2 subscribers; broker-1 looked at 1 row and")
     rows = {"broker-1": work(10), "broker-2": work(2_000_000), "broker-3": {}}
     assert predicate_lines(rows) == [
         "orders: 3 predicates of 2 subscribers; broker-2 looked at 2.0M rows and sent 12, "
-        "in 4 cuts and 1 whole publications"
+        "in 4 cuts and 1 whole publication"
     ]
 
 

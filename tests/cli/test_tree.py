@@ -80,6 +80,13 @@ def test_leaf_reads_the_rows_that_the_cells_above_it_carry_on(
     assert carried == "(price < 10) AND (symbol != 'TUI')"
 
 
+def test_publisher_at_a_child_is_told_where_to_publish(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "channel 'events' of 'cell-1' comes from cell 'root': publish on it there"
+    refused(capsys, told, "publish", "events", "x", "-m", tree / "cell-1", "-i", "alice")
+
+
 def test_map_and_status_say_how_far_each_level_is_behind_its_parent(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,9 @@ def test_command_prints_matching_rows_although_a_broker_lies(
     ]
     capsys.readouterr()
     held = ["replay", channel, "--where", "price = 5", "-m", str(cell), "-i", "bob", "--json"]
+    assert main([*held, "--where", "price > 99", "--where", "price = 7"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(text)["row"]["price"] for text in lines] == [5, 7, 5, 7]
     assert main(held) == 0
     told = capsys.readouterr()
     assert [json.loads(text)["row"]["price"] for text in told.out.splitlines()] == [5, 5]
@@ -107,9 +110,11 @@ REFUSED: list[tuple[list[str], str]] = [
         ["prices", "--where", "price < 'ten'"],
         "'price' is an integer, which does not compare with text",
     ),
-    (["prices", "--where", "(price < 10"], "predicate"),
+    (["prices", "--where", "(price < 10"], "')' is missing at the end"),
     (["prices", "--where", " OR ".join(["price = 1"] * 2501)], "2,000"),
-    (["prices", "--where", ""], "predicate"),
+    (["prices", "--where", ""], "the predicate is empty: leave it out"),
+    (["prices", "--where", "price = 1", "--where", "prise = 2"], "did you mean 'price'"),
+    (["prices", "--where", "price = 1" * 9000], "longer than 32,768 bytes"),
     (["logs", "--where", "price < 10"], "carries bytes, which have no columns"),
     (["chained", "--where", "price < 10"], "on a chain"),
     (["**", "--where", "prise < 10"], "did you mean 'price'"),

@@ -42,6 +42,11 @@ def test_filter_has_a_bounded_number_of_predicates() -> None:
         make_filter((), SCHEMA, WHO)
 
 
+def test_filter_says_of_a_single_long_predicate_how_long_one_may_be() -> None:
+    with pytest.raises(UsageError, match=r"^the predicate is longer than 32,768 bytes"):
+        make_filter(("id = 7".ljust(MAX_FILTER_TEXT + 1),), SCHEMA, WHO)
+
+
 def test_filter_has_a_bounded_text() -> None:
     text = "name in (" + ", ".join(["'x'"] * 1500) + ")"
     texts = (text + " " * (MAX_FILTER_TEXT // 4 - len(text)),) * 4

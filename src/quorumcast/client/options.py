@@ -92,7 +92,8 @@ class PublisherOptions(_ChannelOptions, frozen=True, kw_only=True):
     valid_for_s: Annotated[
         float | None,
         Meta(
-            description="Subscribers skip events older than this; 0: never, None: channel default."
+            description="Subscribers skip events older than this; 0: never; if left out, as the "
+            "channel says."
         ),
     ] = None
     urgent: Annotated[
@@ -149,7 +150,8 @@ class SubscriptionOptions(_ChannelOptions, frozen=True, kw_only=True):
         str | Sequence[str] | None,
         Meta(
             description="A predicate on the columns, such as \"price < 10 and symbol = 'CTT'\": "
-            "the rows that match come, and no others. Of a list, a row matches one or more."
+            "the rows that match come, and no others. May be several: a row then matches one or "
+            "more."
         ),
     ] = None
 

@@ -17,6 +17,11 @@ def to_publish(manifest: Manifest, me: NodeId, channel: str) -> ChannelEntry:
             f"{_known(manifest)}"
         )
     entry = _entry(manifest, channel)
+    if entry.origin:
+        raise UsageError(
+            f"channel {channel!r} of {manifest.cell!r} comes from cell {entry.origin.cell!r}: "
+            "publish on it there"
+        )
     if not manifest.may_publish(me, channel):
         raise _missing_right(manifest, me, "publish on", channel)
     return entry

@@ -40,6 +40,16 @@ from quorumcast.matching.nodes import (
 )
 
 _DAY_US = 86_400_000_000
+#: What a column of a family can be compared with.
+_ADVICE = dict.fromkeys(NUMBERS, "write a number, without quotes") | {
+    ValueFamily.TRUTH: "write TRUE or FALSE",
+    ValueFamily.TEXT: "put the text between single quotes",
+    ValueFamily.BYTES: "write bytes such as X'00ff', or a text between single quotes",
+    ValueFamily.DATE: "write DATE '2026-11-01', or a time",
+    ValueFamily.TIME: "write TIMESTAMP '2026-11-01T12:00:00', or a date",
+    ValueFamily.ZONED_TIME: "write TIMESTAMP '2026-11-01T12:00:00Z', or a date",
+    ValueFamily.OTHER: "nothing does; only IS NULL works",
+}
 
 
 def bind(tree: Written, columns: Columns, who: str) -> Meaning:
@@ -55,7 +65,7 @@ class _Binder:
         self._who = who
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise UsageError(f"{self._who} cannot be decided ({reason})")
+        raise UsageError(f"{self._who} does not fit the columns: {reason}")
 
     def bind(self, tree: Written, negated: bool) -> Meaning:
         """What a part means, or its negation."""
@@ -110,7 +120,10 @@ class _Binder:
     def _with_literal(self, column: int, sign: Sign, literal: Literal) -> Meaning:
         domain = self._columns.domains[column]
         if not domain.compares_with(literal):
-            self._refuse(f"{self._is(column)}, which does not compare with {literal.sort.value}")
+            self._refuse(
+                f"{self._is(column)}, which does not compare with {literal.sort.value}: "
+                f"{_ADVICE[domain.family]}"
+            )
         if sign is not Sign.UNEQUAL:
             return interval(column, domain.bounds(sign, literal), domain)
         equal = domain.bounds(Sign.EQUAL, literal)

@@ -46,12 +46,15 @@ class Columns:
             found = self._by_lower.get(name.lower())
         if found is not None:
             return found
+        if name.upper() == "NULL":
+            raise UsageError(f"{who} compares with NULL: write IS NULL or IS NOT NULL")
         close = get_close_matches(name.lower()[:MAX_NAME], self._by_lower, 1)
         if close:
             meant = f"did you mean {self.names[self._by_lower[close[0]]]!r}?"
         else:
             more = ", …" if len(self.names) > _LISTED else ""
-            meant = f"there are {', '.join(self.names[:_LISTED])}{more}"
+            listed = f"{', '.join(self.names[:_LISTED])}{more}"
+            meant = f"there are {listed}; a text stands between single quotes"
         raise UsageError(f"{who} names the column {shortened(name)!r}, which is not there: {meant}")
 
 

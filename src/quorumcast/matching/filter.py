@@ -84,10 +84,11 @@ def make_filter(texts: Sequence[str], schema: pa.Schema | Columns, who: str) -> 
             "channel: join some of them with OR"
         )
     size = sum(map(len, texts))
-    if size > MAX_FILTER_TEXT:
+    if len(texts) > 1 and size > MAX_FILTER_TEXT:
         raise UsageError(
-            f"{who} is one of {len(texts):,} with {size:,} characters together, and a node has at "
-            f"most {MAX_FILTER_TEXT:,} on a channel: ask for more rows, and filter what comes"
+            f"{who} is one of {len(texts):,}, which have {size:,} characters together, and those "
+            f"of a node have at most {MAX_FILTER_TEXT:,} on a channel: ask for more rows, and "
+            "filter what comes"
         )
     columns = schema if isinstance(schema, Columns) else Columns(schema)
     most = max(_LEAST_CONJUNCTIONS, min(MAX_CONJUNCTIONS, _CONJUNCTIONS // len(texts)))

@@ -71,6 +71,17 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY = date(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
 
+#: What to write in place of something that begins with a character of no token.
+_ADVICE = {
+    "'": "close the quote, and write a quote within a text twice",
+    "`": "close the backquote",
+    '"': "put texts between single quotes, and unusual names of columns between backquotes",
+    "&": "write AND",
+    "|": "write OR",
+    "!": "write NOT",
+    ";": "leave it out",
+} | dict.fromkeys("+-*/%", "there is no arithmetic, only columns and values")
+
 Token = tuple[str, str]
 
 
@@ -117,14 +128,16 @@ class _Parser:
         while place < end:
             match = _TOKEN.match(self._text, place)
             if match is None:
-                self._refuse(f"{self._text[place:].strip()[:20]!r} is not understood")
+                rest = self._text[place:].strip()[:20]
+                self._refuse(f"{rest!r} is not understood", _ADVICE.get(rest[:1], ""))
             kind = str(match.lastgroup)
             tokens.append((kind, match[kind]))
             place = match.end()
         return tokens
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise UsageError(f"{self._who} is not a predicate: {what} in {shortened(self._text)!r}")
+    def _refuse(self, what: str, advice: str = "") -> NoReturn:
+        hint = f": {advice}" if advice else ""
+        raise UsageError(f"{self._who} cannot be read: {what} in {shortened(self._text)!r}{hint}")
 
     # ------------------------------------------------------------------- tokens
 
@@ -145,16 +158,22 @@ class _Parser:
 
     def _expect(self, wanted: str) -> None:
         if not self._accept(wanted):
-            at = self._tokens[self._place][1] if self._place < len(self._tokens) else "the end"
-            self._refuse(f"{wanted!r} is missing before {shortened(at)!r}")
+            at = "at the end"
+            if self._place < len(self._tokens):
+                at = f"before {shortened(self._tokens[self._place][1])!r}"
+            self._refuse(f"{wanted!r} is missing {at}")
 
     # ------------------------------------------------------------------ grammar
 
     def whole(self) -> Written:
         """Parse the whole text."""
+        if not self._tokens:
+            raise UsageError(f"{self._who} is empty: leave it out, or write TRUE for all rows")
         found = self._predicate()
         if self._place < len(self._tokens):
-            self._refuse(f"{shortened(self._tokens[self._place][1])!r} is one word too many")
+            word = self._tokens[self._place][1]
+            advice = "there are no functions, only columns and values" if word == "(" else ""
+            self._refuse(f"{shortened(word)!r} is one word too many", advice)
         return found
 
     def _predicate(self) -> Written:
@@ -172,7 +191,7 @@ class _Parser:
     def _factor(self) -> Written:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            self._refuse("it is nested too deeply")
+            self._refuse(f"more than {MAX_DEPTH - 1} brackets or NOTs lie within one another")
         if self._accept("NOT"):
             found: Written = Not(self._factor())
         elif self._accept("("):
@@ -255,7 +274,8 @@ class _Parser:
             return ColumnName(value)
         if kind == "quoted":
             return ColumnName(value.replace("``", "`"))
-        self._refuse(f"{value!r} stands where a column or a value should")
+        advice = "write one '='" if value == "=" else ""
+        self._refuse(f"{value!r} stands where a column or a value should", advice)
 
     def _number(self, text: str) -> Literal:
         fractional = bool(set(".eE") & set(text))

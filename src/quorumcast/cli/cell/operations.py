@@ -105,12 +105,17 @@ def predicate_lines(rows: Rows) -> list[str]:
             if work["predicates"] and work["rows_looked_at"] > most["rows_looked_at"]:
                 busiest[channel] = (name, work)
     return [
-        f"{channel}: {work['predicates']:,} predicates of {work['subscribers']:,} subscribers; "
-        f"{name} looked at {_figure(work['rows_looked_at'])} rows and sent "
-        f"{_figure(work['rows_sent'])}, in {_figure(work['cuts'])} cuts and "
-        f"{_figure(work['whole'])} whole publications"
+        f"{channel}: {_count(work['predicates'], 'predicate')} of "
+        f"{_count(work['subscribers'], 'subscriber')}; "
+        f"{name} looked at {_count(work['rows_looked_at'], 'row')} and sent "
+        f"{_figure(work['rows_sent'])}, in {_count(work['cuts'], 'cut')} and "
+        f"{_count(work['whole'], 'whole publication')}"
         for channel, (name, work) in busiest.items()
     ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{_figure(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def _figure(number: float) -> str:

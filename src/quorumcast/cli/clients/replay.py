@@ -56,7 +56,7 @@ def replay(
         ),
     ] = "",
     predicate: Annotated[
-        str | None, typer.Option("--where", metavar="PREDICATE", help=MEANING["where"])
+        list[str] | None, typer.Option("--where", metavar="PREDICATE", help=MEANING["where"])
     ] = None,
     count: Annotated[int, typer.Option(help="End after this many events; 0 is no limit.")] = 0,
     idle: Annotated[
@@ -84,7 +84,7 @@ def replay(
     printer = Printer(json_, format_, pattern=is_pattern(channel))
     reader = _Reader(last, latest, count, idle, json_, printer)
     options = SubscriptionOptions(
-        channel, start=first, overflow="wait", expired=True, where=predicate
+        channel, start=first, overflow="wait", expired=True, where=predicate or None
     )
     run_client(reader.read(where, options))
     reader.report(channel)

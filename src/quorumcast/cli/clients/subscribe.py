@@ -66,7 +66,7 @@ def subscribe(
         bool, typer.Option("--anew", help="With --name: begin it again, from --from on.")
     ] = False,
     predicate: Annotated[
-        str | None, typer.Option("--where", metavar="PREDICATE", help=MEANING["where"])
+        list[str] | None, typer.Option("--where", metavar="PREDICATE", help=MEANING["where"])
     ] = None,
     count: Annotated[int, typer.Option(help="End after this many events; 0 is no limit.")] = 0,
     follow: Annotated[
@@ -139,7 +139,7 @@ def subscribe(
         run_client(listener.consume(channel, name, beginning, anew))
     else:
         options = SubscriptionOptions(
-            channel, start=beginning, queue=queue, overflow=overflow, where=predicate
+            channel, start=beginning, queue=queue, overflow=overflow, where=predicate or None
         )
         run_client(listener.listen(options))
 
@@ -147,7 +147,7 @@ def subscribe(
 def _check_named(
     queue: int | None,
     overflow: str | None,
-    predicate: str | None,
+    predicate: list[str] | None,
     receipt: Path | None,
     format_: str,
 ) -> None:
@@ -157,7 +157,7 @@ def _check_named(
             "--queue and --overflow do not go with --name: a named subscription takes what it can "
             "handle, and nothing is discarded"
         )
-    if predicate is not None:
+    if predicate:
         raise UsageError(
             "--where and --name do not go together, because a named subscription acknowledges "
             "whole publications: leave out one of them"
