@@ -160,12 +160,7 @@ class Incoming:
         left = UsageError(f"this node has left {channel!r}: subscribe again")
         self._fail_recalls(left, channel)
 
-    async def change(
-        self,
-        subscription: Subscription,
-        where: Where,
-        filters: Filters,
-    ) -> None:
+    async def change(self, subscription: Subscription, where: Where, filters: Filters) -> None:
         """Let a subscription select other rows from now on."""
         done = asyncio.get_running_loop().create_future()
         self._changes.append(Reselection(subscription, where, filters, done))

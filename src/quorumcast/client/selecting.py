@@ -73,6 +73,17 @@ def delivery_of(arrival: Arrival) -> Deliver:
     return arrival.delivered if isinstance(arrival, Portion) else arrival
 
 
+def contents_of(
+    arrival: Arrival, schema: pa.Schema
+) -> tuple[pa.RecordBatch | None, list[bytes] | None]:
+    """The rows, or their payloads; neither if the contents violate the schema."""
+    if isinstance(arrival, Portion):
+        return arrival.data, None
+    if arrival.cut:  # whose rows nobody has selected
+        return None, None
+    return unpack(arrival.body, schema) or (None, None)
+
+
 def envelope_of(delivered: Deliver) -> Envelope | None:
     """The envelope of a publication; None if it makes no sense."""
     if delivered.cut:

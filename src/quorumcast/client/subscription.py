@@ -50,11 +50,11 @@ from quorumcast.client.selecting import (
     Portion,
     bind,
     check_any,
+    contents_of,
     delivery_of,
     envelope_of,
     suiting,
 )
-from quorumcast.client.unpacking import unpack
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
@@ -85,12 +85,7 @@ class SubscriptionHost(Protocol):
     def undecodable(self, delivered: application.Deliver) -> None:
         """Report contents that violate the schema."""
 
-    async def change(
-        self,
-        subscription: Subscription,
-        where: Where,
-        filters: Filters,
-    ) -> None:
+    async def change(self, subscription: Subscription, where: Where, filters: Filters) -> None:
         """Select other rows of these channels from now on."""
 
     def ignored(self, reason: str, publications: int) -> None:
@@ -518,7 +513,6 @@ class Subscription:
 
     def _open(self, item: Arrival) -> Batch | None:
         """Decode a publication; None if it violates the schema or has expired."""
-        portion = item if isinstance(item, Portion) else None
         delivered = delivery_of(item)
         envelope = envelope_of(delivered)
         expired = False
@@ -528,19 +522,12 @@ class Subscription:
             self.expired += 1
             self._host.ignored(EXPIRED, 1)
             return None
-        data, payloads = None, None
-        if portion is not None:
-            data = portion.data
-        elif not delivered.cut:
-            data, payloads = unpack(delivered.body, self._schemas[item.stream.channel]) or (
-                None,
-                None,
-            )
+        data, payloads = contents_of(item, self._schemas[item.stream.channel])
         if envelope is None or (data is None and payloads is None):
             self.undecodable += 1
             self._host.undecodable(delivered)
             return None
-        prove = self._host.prove
+        prove, portion = self._host.prove, item if isinstance(item, Portion) else None
         return Batch(delivered, envelope, data, payloads, prove, expired=expired, portion=portion)
 
     # ------------------------------------------------------------------ selecting
