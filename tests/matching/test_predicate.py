@@ -5,6 +5,8 @@ import pytest
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import PREDICATE_ID_SIZE
+from quorumcast.matching import canonical
+from quorumcast.matching.domain import Domain
 from quorumcast.matching.nodes import Conjunction, Interval, OneOf, Presence
 from quorumcast.matching.predicate import Predicate, parse_predicate
 
@@ -132,3 +134,18 @@ def test_conjunctions_are_the_disjunctive_normal_form() -> None:
 def test_predicate_that_means_nothing_is_refused_with_the_reason(text: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=f"^the predicate .*{sentence}"):
         parsed(text)
+
+
+def test_each_part_of_a_deep_predicate_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are sorted by their texts at each of 60 levels."""
+    calls: list[object] = []
+    plainly = canonical._written_test
+
+    def noted(test: canonical.Mergeable, name: str, domain: Domain) -> str:
+        calls.append(test)
+        return plainly(test, name, domain)
+
+    monkeypatch.setattr(canonical, "_written_test", noted)
+    levels = "".join(f"(id > {n} OR ratio < {n} AND " for n in range(60))
+    parsed(levels + "name = 'x'" + ")" * 60)
+    assert 121 <= len(calls) <= 3 * 121

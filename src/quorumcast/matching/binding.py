@@ -10,7 +10,15 @@ from __future__ import annotations
 from typing import NoReturn, assert_never
 
 from quorumcast.core.errors import UsageError
-from quorumcast.matching.canonical import all_of, any_of, escaped, interval, none_of, one_of
+from quorumcast.matching.canonical import (
+    CanonicalTexts,
+    all_of,
+    any_of,
+    escaped,
+    interval,
+    none_of,
+    one_of,
+)
 from quorumcast.matching.columns import Columns
 from quorumcast.matching.domain import MOMENTS, NUMBERS, STRINGS, ValueFamily
 from quorumcast.matching.nodes import (
@@ -62,6 +70,7 @@ class _Binder:
 
     def __init__(self, columns: Columns, who: str) -> None:
         self._columns = columns
+        self._texts = CanonicalTexts(columns)
         self._who = who
 
     def _refuse(self, reason: str) -> NoReturn:
@@ -75,7 +84,7 @@ class _Binder:
             case And(parts=parts) | Or(parts=parts):
                 bound = [self.bind(part, negated) for part in parts]
                 combine = all_of if isinstance(tree, And) is not negated else any_of
-                return combine(bound, self._columns)
+                return combine(bound, self._texts)
             case Truth(operand=operand):
                 return self._truth(operand, negated)
             case Comparison(left=left, sign=sign, right=right):

@@ -121,7 +121,7 @@ def overlap(first: Interval, second: Interval, domain: Domain) -> Meaning:
 # ------------------------------------------------------------------------ many tests
 
 
-def all_of(parts: Iterable[Meaning], columns: Columns) -> Meaning:
+def all_of(parts: Iterable[Meaning], texts: CanonicalTexts) -> Meaning:
     """The test that all of these are true."""
     kept: list[Meaning] = []
     merged: dict[int, list[Mergeable]] = {}
@@ -131,14 +131,14 @@ def all_of(parts: Iterable[Meaning], columns: Columns) -> Meaning:
         else:
             kept.append(part)
     for column, tests in merged.items():
-        kept += _flattened(_merged(column, tests, columns.domains[column]), AllOf)
+        kept += _flattened(_merged(column, tests, texts.columns.domains[column]), AllOf)
     if FALSE in kept:
         return FALSE
-    kept = _sorted(kept, columns)
+    kept = _sorted(kept, texts)
     return kept[0] if len(kept) == 1 else AllOf(tuple(kept))
 
 
-def any_of(parts: Iterable[Meaning], columns: Columns) -> Meaning:
+def any_of(parts: Iterable[Meaning], texts: CanonicalTexts) -> Meaning:
     """The test that one of these is true."""
     kept: list[Meaning] = []
     sets: dict[int, set[Value]] = {}
@@ -147,10 +147,11 @@ def any_of(parts: Iterable[Meaning], columns: Columns) -> Meaning:
             sets.setdefault(part.column, set()).update(part.values)
         else:
             kept.append(part)
-    kept += [one_of(column, values, columns.domains[column]) for column, values in sets.items()]
+    domains = texts.columns.domains
+    kept += [one_of(column, values, domains[column]) for column, values in sets.items()]
     if TRUE in kept:
         return TRUE
-    kept = _sorted(kept, columns)
+    kept = _sorted(kept, texts)
     return kept[0] if len(kept) == 1 else AnyOf(tuple(kept))
 
 
@@ -165,8 +166,8 @@ def _flattened(parts: Iterable[Meaning], kind: type[AllOf] | type[AnyOf]) -> lis
     return found
 
 
-def _sorted(parts: Iterable[Meaning], columns: Columns) -> list[Meaning]:
-    by_text = {written(part, columns): part for part in parts}
+def _sorted(parts: Iterable[Meaning], texts: CanonicalTexts) -> list[Meaning]:
+    by_text = {texts.of(part): part for part in parts}
     return [by_text[text] for text in sorted(by_text)]
 
 
@@ -215,29 +216,46 @@ def _merged(column: int, tests: Sequence[Mergeable], domain: Domain) -> list[Mea
 # ------------------------------------------------------------------------ text
 
 
-def written(meaning: Meaning, columns: Columns) -> str:
-    """The canonical text of a tree in normal form."""
-    match meaning:
-        case AllOf(parts=()):
-            return "TRUE"
-        case AnyOf(parts=()):
-            return "FALSE"
-        case AllOf(parts=parts):
-            texts = (
-                f"({written(part, columns)})" if isinstance(part, AnyOf) else written(part, columns)
-                for part in parts
-            )
-            return " AND ".join(texts)
-        case AnyOf(parts=parts):
-            return " OR ".join(written(part, columns) for part in parts)
-        case Compared(left=left, sign=sign, right=right):
-            return f"{_name(left, columns)} {sign.value} {_name(right, columns)}"
-        case Pattern(column=column, pattern=pattern, negated=negated):
-            word = "NOT LIKE" if negated else "LIKE"
-            return f"{_name(column, columns)} {word} {quoted_text(pattern)}"
-        case _:
-            name = _name(meaning.column, columns)
-            return _written_test(meaning, name, columns.domains[meaning.column])
+class CanonicalTexts:
+    """The canonical texts of the parts of one predicate in normal form.
+
+    Every level of a tree is sorted by the texts of its parts, so each part is written once.
+    """
+
+    __slots__ = ("_known", "columns")
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        #: By identity: parts beside their texts, so that no identity passes to another one.
+        self._known: dict[int, tuple[Meaning, str]] = {}
+
+    def of(self, meaning: Meaning) -> str:
+        """The canonical text of a tree."""
+        known = self._known.get(id(meaning))
+        if known is None:
+            known = self._known[id(meaning)] = (meaning, self._written(meaning))
+        return known[1]
+
+    def _written(self, meaning: Meaning) -> str:
+        columns = self.columns
+        match meaning:
+            case AllOf(parts=()):
+                return "TRUE"
+            case AnyOf(parts=()):
+                return "FALSE"
+            case AllOf(parts=parts):
+                texts = [(isinstance(part, AnyOf), self.of(part)) for part in parts]
+                return " AND ".join([f"({text})" if is_or else text for is_or, text in texts])
+            case AnyOf(parts=parts):
+                return " OR ".join(map(self.of, parts))
+            case Compared(left=left, sign=sign, right=right):
+                return f"{_name(left, columns)} {sign.value} {_name(right, columns)}"
+            case Pattern(column=column, pattern=pattern, negated=negated):
+                word = "NOT LIKE" if negated else "LIKE"
+                return f"{_name(column, columns)} {word} {quoted_text(pattern)}"
+            case _:
+                name = _name(meaning.column, columns)
+                return _written_test(meaning, name, columns.domains[meaning.column])
 
 
 def _written_test(test: Mergeable, name: str, domain: Domain) -> str:

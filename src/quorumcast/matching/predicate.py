@@ -22,7 +22,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import PREDICATE_ID_SIZE
 from quorumcast.core.limits import MAX_PREDICATE_TEXT
 from quorumcast.matching.binding import bind
-from quorumcast.matching.canonical import operands_of, written
+from quorumcast.matching.canonical import CanonicalTexts, operands_of
 from quorumcast.matching.columns import Columns
 from quorumcast.matching.conjunctions import MAX_CONJUNCTIONS, conjunctions_of
 from quorumcast.matching.grammar import MAX_OPERANDS, parse_text
@@ -61,7 +61,7 @@ def parse_predicate(
     """
     columns = schema if isinstance(schema, Columns) else Columns(schema)
     meaning = bind(parse_text(text, who, max_bytes), columns, who)
-    canonical = written(meaning, columns)
+    canonical = CanonicalTexts(columns).of(meaning)
     size = len(canonical.encode())
     if size > max_bytes or operands_of(meaning) > MAX_OPERANDS:
         raise UsageError(

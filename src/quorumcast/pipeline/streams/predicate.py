@@ -16,7 +16,7 @@ import pyarrow as pa
 from quorumcast.cell.filters import filter_of
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.manifest import ChannelEntry
-from quorumcast.matching.canonical import all_of, any_of, written
+from quorumcast.matching.canonical import CanonicalTexts, all_of, any_of
 from quorumcast.matching.columns import BatchView, Columns
 from quorumcast.matching.domain import ValueFamily
 from quorumcast.matching.evaluate import rows_in
@@ -47,12 +47,13 @@ class Where:
         """
         columns = self._predicate.columns
         own = len(entry.schema)
+        texts = CanonicalTexts(columns)
         known = _weakened(
-            self._predicate.meaning, lambda test: _is_known(test, own, columns), columns
+            self._predicate.meaning, lambda test: _is_known(test, own, columns), texts
         )
         if known == TRUE:
             return None
-        text = written(known, columns)
+        text = texts.of(known)
         try:
             filter_of(entry, (text,))
         except UsageError:  # too long, or brokers take no predicate on this channel
@@ -79,12 +80,12 @@ def _is_known(test: Test, own: int, columns: Columns) -> bool:
     return max(test.left, test.right) < own and families != {ValueFamily.DECIMAL, ValueFamily.FLOAT}
 
 
-def _weakened(meaning: Meaning, known: Callable[[Test], bool], columns: Columns) -> Meaning:
+def _weakened(meaning: Meaning, known: Callable[[Test], bool], texts: CanonicalTexts) -> Meaning:
     """The same with TRUE instead of each test that is not known."""
     match meaning:
         case AllOf(parts=parts):
-            return all_of([_weakened(part, known, columns) for part in parts], columns)
+            return all_of([_weakened(part, known, texts) for part in parts], texts)
         case AnyOf(parts=parts):
-            return any_of([_weakened(part, known, columns) for part in parts], columns)
+            return any_of([_weakened(part, known, texts) for part in parts], texts)
         case _:
             return meaning if known(meaning) else TRUE
