@@ -180,7 +180,12 @@ class ScenarioOptions(msgspec.Struct, kw_only=True):
         str,
         typer.Option(help="What is simulated: cell, tree, or one of yours as package.module:NAME."),
     ] = CELL_SYSTEM
-    policy: Annotated[str, typer.Option(help="A policy by name, or all of them.")] = ALL
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="A policy by name, or all of a cell; relay and relay-total are of trees of cells."
+        ),
+    ] = ALL
     adversary: Annotated[str, typer.Option(help="A fault by name, or all of them.")] = ALL
 
     @property

@@ -153,7 +153,7 @@ def _ports(plan: TreeDesign, count: int) -> Iterator[int]:
     if count > room:
         raise UsageError(
             f"this tree has {count:,} brokers or more, and from port {plan.base_port} on there is "
-            f"room for {max(room, 0):,}; make fewer levels or children"
+            f"room for {max(room, 0):,}; make fewer levels or children, or begin at a lower port"
         )
     return itertools.count(plan.base_port)
 

@@ -207,7 +207,7 @@ class _Reader:
         place = self._final.position if self._final is not None else None
         end = self._last or max(subscription.unread.values(), default=0)
         where = f", at position {place:,} of {max(place, end):,}" if place else ""
-        console(stderr=True).print(f"{self._events:,} events so far{where}", markup=False)
+        console(stderr=True).print(f"{_count(self._events, 'event')} so far{where}", markup=False)
 
     # ------------------------------------------------------------------ summary
 

@@ -86,7 +86,12 @@ def run(plan: BenchPlan, options: ReplayOptions, events: int) -> tuple[object, l
 def _workload(options: ReplayOptions, events: int) -> Iterator[tuple[Path, int]]:
     """The directory of the workload, and how many of its predicates are wanted."""
     path = options.workload or Path()
-    if str(path) not in MADE or path.exists():
+    if str(path) not in MADE and not path.exists():
+        raise UsageError(
+            f"there is no workload in {path}: make one with 'quorumcast pipeline workload', or "
+            f"choose one of {', '.join(MADE)}"
+        )
+    if path.exists():
         yield path, options.predicates
         return
     if min(events, options.predicates) < 0:

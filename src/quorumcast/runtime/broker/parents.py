@@ -77,7 +77,7 @@ def find_parent(parents: Path, child: Manifest, key: CellKey, broker: str) -> Pa
     """The files of the parent that channels of the child come from."""
     cell, operator = key
     channels = ", ".join(entry.name for entry in child.parents[key])
-    wanted = f"cell {cell!r}, from which {channels} of cell {child.cell!r} comes"
+    wanted = f"cell {cell!r}, the origin of {channels} of cell {child.cell!r}"
     other = ""
     for path in sorted(parents.glob(f"*/{MANIFEST}")):
         found = read_manifest(path)
