@@ -174,3 +174,13 @@ def test_long_batches_are_evaluated_alone(monkeypatch: pytest.MonkeyPatch) -> No
     selected = run_of(bodies).select(wanted)
     assert found_in(selected, bodies) == [[2], [2], None]
     assert sorted(wanted.batches) == [3, 20]
+
+
+def test_long_texts_count_as_many_rows() -> None:
+    """A pattern reads every byte: a text of a megabyte takes as long as 16,000 short ones."""
+    short, batch = (
+        body([1, 2]),
+        pa.RecordBatch.from_pylist([{"n": 1, "text": "x" * 2**20, "late": None}], schema=SCHEMA),
+    )
+    assert run_of([short]).effort == 2
+    assert run_of([short, encode_batch(batch, ENVELOPE)]).effort >= 2 + 2**14

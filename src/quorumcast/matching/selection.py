@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 #: Rows from which on a batch is long enough to be evaluated alone.
 _LONG = 4096
+#: Bytes of text that take as long to look at as a row: patterns read every one.
+_ROW_BYTES = 64
+_TEXTS = (pa.string(), pa.binary())
 
 
 class RowFilter(Protocol):
@@ -99,7 +102,7 @@ class OpenedRun:
 
     __slots__ = (
         "_blank", "_bodies", "_cuts", "_digests", "_joined", "_opened", "_rows", "_totals",
-        "_whole",
+        "_whole", "effort",
     )  # fmt: skip
 
     def __init__(
@@ -114,7 +117,11 @@ class OpenedRun:
             for digest, body in zip(self._digests, bodies, strict=True)
         ]
         self._joined = list(_join(schema, self._opened))
+        #: How many rows a filter is evaluated on.
         self._rows: int = sum(joined.batch.num_rows for joined in self._joined)
+        text = sum(_text_bytes(joined.batch) for joined in self._joined)
+        #: How many rows with short texts take as long to evaluate as these.
+        self.effort: int = self._rows + text // _ROW_BYTES
         self._totals = [None if opened is None else opened.total for opened in self._opened]
         #: The numbers that go whole whatever the filter, and the votes where no row matches.
         self._whole = [
@@ -127,11 +134,6 @@ class OpenedRun:
             self._blank[place] = self._digests[place]
         #: What was cut, by number and rows.
         self._cuts: dict[tuple[int, bytes], RowCut | None] = {}
-
-    @property
-    def rows(self) -> int:
-        """How many rows a filter is evaluated on."""
-        return self._rows
 
     def select(self, wanted: RowFilter) -> Selected:
         """What a filter selects."""
@@ -221,6 +223,11 @@ class _Waiting:
         whole = self._batches[0] if len(self._batches) == 1 else pa.concat_batches(self._batches)
         starts = _starts([batch.num_rows for batch in self._batches])
         return _Joined(widened(whole, schema), self._places, starts)
+
+
+def _text_bytes(batch: pa.RecordBatch) -> int:
+    texts = (column for column in batch.columns if column.type in _TEXTS)
+    return sum(column.nbytes for column in texts)
 
 
 def _columns_used(batch: pa.RecordBatch) -> int:

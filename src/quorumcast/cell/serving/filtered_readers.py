@@ -232,14 +232,14 @@ class FilteredReaders:
         payers = {
             name: payers
             for name, group in there.by_id.items()
-            if (payers := self._payers(group, held, opened.rows, now))
+            if (payers := self._payers(group, held, opened.effort, now))
         }
         chosen = there.select(opened, payers)
         self._results.note(vouch.stream, held, chosen)
         effects: list[Effect] = []
         for name, readers in payers.items():
             group, selected = there.by_id[name], chosen[name]
-            self._charge(vouch.stream, readers, group.work_us(opened.rows), selected)
+            self._charge(vouch.stream, readers, group.work_us(opened.effort), selected)
             effects += self._tell(group, vouch.stream, held, selected)
         return effects + self._await_coverage()
 
@@ -335,13 +335,13 @@ class FilteredReaders:
             return None
         work.spend((reader,), open_us)
         opened = _opened(served, known.filter.schema, held)
-        work_us = known.work_us(opened.rows)
+        work_us = known.work_us(opened.effort)
         while _is_too_long(held, work_us) or not work.may_ask(reader, work_us, now):
             if len(held.bodies) == 1:
                 return None
             held = _first_half(held)
             opened = _opened(served, known.filter.schema, held)
-            work_us = known.work_us(opened.rows)
+            work_us = known.work_us(opened.effort)
         selected = opened.select(known.finder)
         self._charge(stream, (reader,), work_us, selected)
         told = _matches(known.filter, stream, held.first, held, selected)
