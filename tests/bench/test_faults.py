@@ -60,7 +60,9 @@ def test_faults_suite_with_a_percentage_makes_plans_that_can_be_run() -> None:
 def test_faults_suite_has_every_fault_that_the_policy_withstands_and_crashes() -> None:
     machine = Machine()
     found = lines(machine, BenchPlan(policy="ab+history"))
-    withstood = [e.name for e in CATALOGUE.values() if "ab+history" in e.valid_under]
+    # Lies about rows need a channel with columns and subscribers with predicates.
+    about_rows = {e.name for e in CATALOGUE.values() if e.of_rows}
+    withstood = {e.name for e in CATALOGUE.values() if "ab+history" in e.valid_under} - about_rows
     assert set(found) == {*CRASHES, *withstood, f"drop{SKIPPING}", f"alter{SKIPPING}"}
     assert {line.share for line in found.values()} == {1.0}
 

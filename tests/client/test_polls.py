@@ -203,7 +203,8 @@ INTERNAL = {
     "receive signed_manifest start unreachable wait_connected",
     "SyncPublisher": "acknowledged admit adopt fail overdue",
     "SyncSubscription": "adopt attach awaits deliver detach established fail filter gap give_back "
-    "gone joined open overdue passed rows schema select since_us start suiting until wait_joined",
+    "gone has_failed joined open overdue passed rows schema select since_us start suiting until "
+    "wait_joined",
     "SyncNamedSubscription": "open",
 }
 #: What only the blocking client has: methods of other objects of the asyncio client.
