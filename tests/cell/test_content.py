@@ -26,6 +26,7 @@ from quorumcast.broadcast.application import (
 )
 from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.messages import Refuse, Subscribe, Vote
+from quorumcast.cell.serving import filtered_readers
 from quorumcast.cell.serving.filtered_readers import COVER_MS, COVERED
 from quorumcast.cell.subscribing.subscriber import REFRESH_MS, Subscriber
 from quorumcast.core.errors import UsageError
@@ -304,6 +305,19 @@ def test_coverage_is_told_after_so_many_numbers_or_so_much_time() -> None:
     rows.network.run(20)
     said = [s.message for s in rows.of(B1, Send)[before:] if isinstance(s, Send)]
     assert [m.count for m in said if isinstance(m, Matches)] == [COVERED]
+
+
+def test_groups_for_which_there_is_no_time_get_their_rows_by_asking_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    with monkeypatch.context() as patch:
+        patch.setattr(filtered_readers, "RUN_US", -1)
+        rows.publish(*TRAFFIC)
+        assert not rows.of(BOB, Deliver)
+        rows.network.run(10 * REFRESH_MS)
+    assert rows.prices(BOB) == WANTED
 
 
 def test_lost_votes_come_again() -> None:

@@ -37,6 +37,9 @@ COVER_MS = 250
 CUT_US, CUT_BYTES = 50, 128
 #: Microseconds that it takes to decode a publication, and bytes of one that take another.
 OPEN_US, OPEN_BYTES = 40, 1024
+#: Work that is done at once for a run, for all groups: full accounts of many clients add up. The
+#: other groups ask again.
+RUN_US = MOST_US
 
 
 class CoverageDue(Timer, frozen=True, tag=True):
@@ -229,11 +232,12 @@ class FilteredReaders:
         there = self._channels[vouch.stream.channel]
         schema = next(iter(there.by_id.values())).filter.schema
         opened = _opened(served, schema, held)
-        payers = {
-            name: payers
-            for name, group in there.by_id.items()
-            if (payers := self._payers(group, held, opened.effort, now))
-        }
+        payers: dict[bytes, tuple[NodeId, ...]] = {}
+        left_us = RUN_US
+        for name, group in there.by_id.items():
+            work_us = group.work_us(opened.effort)
+            if work_us <= left_us and (able := self._payers(group, held, opened.effort, now)):
+                payers[name], left_us = able, left_us - work_us
         chosen = there.select(opened, payers)
         self._results.note(vouch.stream, held, chosen)
         effects: list[Effect] = []
