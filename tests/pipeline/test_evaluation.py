@@ -51,7 +51,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )  # fmt: skip
     simulated = {"total": "none", "chain": "none", "ab+history": "drop"}
     for policy, adversary in simulated.items():
-        run_scenario(5, policy, adversary, root / f"sim-{policy}")
+        run_scenario(15, policy, adversary, root / f"sim-{policy}")
     return {path.name: path for path in root.iterdir()}
 
 
@@ -141,7 +141,7 @@ def line_of(evaluation: Evaluation, name: str) -> ScenarioResult:
 
 
 def directory_of(places: dict[str, Path], name: str) -> Path:
-    return places[name] / "seed-5" if name.startswith("sim") else places[name]
+    return places[name] / "seed-15" if name.startswith("sim") else places[name]
 
 
 def test_session_of_the_caller_is_the_active_one_afterwards(
@@ -197,9 +197,9 @@ def test_hops_are_steps_of_the_protocol_or_the_length_of_the_chain(
 ) -> None:
     total, chain = line_of(evaluation, "sim-total"), line_of(evaluation, "sim-chain")
     assert total.hops == {5: total.delivered}
-    length = 2 * int(read_header(places["sim-chain"] / "seed-5").drawn["f"]) + 1
+    length = 2 * int(read_header(places["sim-chain"] / "seed-15").drawn["f"]) + 1
     assert chain.hops == {length + 1: chain.delivered}
-    assert Plain(places["sim-chain"] / "seed-5").places == length
+    assert Plain(places["sim-chain"] / "seed-15").places == length
     lossy = line_of(evaluation, "lossy")
     assert lossy.hops == {2: lossy.delivered - lossy.by_history, 3: lossy.by_history}
 
