@@ -55,6 +55,7 @@ def test_wiped_broker_has_caught_up_when_it_is_as_far_as_the_furthest_other(
     assert [list(left) for left in behind.values()] == [[], [], []]
 
 
+@pytest.mark.walk
 @pytest.mark.runtime
 def test_a_short_bad_hour_loses_nothing(tmp_path: Path) -> None:
     stages: list[str] = []

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.copying_query import copying
 from tests.pipeline.numbered import PATIENCE_S, SCHEMA, entry, held
@@ -72,6 +73,7 @@ def copy(master: str, cluster: LocalCluster, checkpoint: Path) -> subprocess.Pop
     return subprocess.Popen([sys.executable, *command], start_new_session=True)
 
 
+@pytest.mark.walk
 def test_query_that_is_killed_has_copied_everything_once_when_it_has_run_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
