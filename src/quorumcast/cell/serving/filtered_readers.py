@@ -232,28 +232,26 @@ class FilteredReaders:
         there = self._channels[vouch.stream.channel]
         schema = next(iter(there.by_id.values())).filter.schema
         opened = _opened(served, schema, held)
-        payers: dict[bytes, tuple[NodeId, ...]] = {}
+        #: By the id of the group: what it costs, and who pays for it.
+        paid: dict[bytes, tuple[int, tuple[NodeId, ...]]] = {}
         left_us = RUN_US
         for name, group in there.by_id.items():
             work_us = group.work_us(opened.effort)
-            if work_us <= left_us and (able := self._payers(group, held, opened.effort, now)):
-                payers[name], left_us = able, left_us - work_us
-        chosen = there.select(opened, payers)
+            if work_us > left_us or _is_too_long(held, work_us):
+                continue
+            if payers := self._payers(group, work_us, now):
+                paid[name], left_us = (work_us, payers), left_us - work_us
+        chosen = there.select(opened, paid)
         self._results.note(vouch.stream, held, chosen)
         effects: list[Effect] = []
-        for name, readers in payers.items():
+        for name, (work_us, payers) in paid.items():
             group, selected = there.by_id[name], chosen[name]
-            self._charge(vouch.stream, readers, group.work_us(opened.effort), selected)
+            self._charge(vouch.stream, payers, work_us, selected)
             effects += self._tell(group, vouch.stream, held, selected)
         return effects + self._await_coverage()
 
-    def _payers(
-        self, group: FilterGroup, held: StoredRun, rows: int, now: Millis
-    ) -> tuple[NodeId, ...]:
-        """The subscribers that can pay for so many rows; the others ask again when they can."""
-        work_us = group.work_us(rows)
-        if _is_too_long(held, work_us):
-            return ()
+    def _payers(self, group: FilterGroup, work_us: int, now: Millis) -> tuple[NodeId, ...]:
+        """The subscribers that can pay for this work; the others ask again when they can."""
         share_us = work_us // len(group.readers)
         return tuple([r for r in group.readers if self.known.work.may_ask(r, share_us, now)])
 
