@@ -16,7 +16,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -136,8 +136,8 @@ class TopicReport(msgspec.Struct, frozen=True):
     delivered: int
 
 
-class ReplayReport(msgspec.Struct, kw_only=True):
-    """What a replay measured."""
+class ReplayFigures(msgspec.Struct, kw_only=True):
+    """What every replay measures, whatever the workload."""
 
     workload: str
     policy: str
@@ -148,13 +148,9 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     processes: int
     seconds: float
     published: int
-    #: Events times subscribers, topic by topic.
+    #: What had to arrive, and did: events, or rows of them.
     expected: int
     delivered: int
-    #: The share of deliveries, counted from the events that were published, and from those that the
-    #: workload has (Pulsarcast §5.3).
-    coverage: float | None
-    coverage_of_injected: float | None
     lost: int
     duplicated: int
     altered: int
@@ -170,16 +166,29 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     evidence: int
     #: Processor time and memory of each process.
     process_use: dict[str, ProcessUse]
-    topics: dict[str, TopicReport]
+
+    @property
+    def wrong(self) -> int:
+        """How much arrived that should not have, or not so."""
+        return self.duplicated + self.altered + self.disordered
 
     def sound(self, plan: ReplayPlan) -> bool:
         """Whether the cell kept what it promises under this plan.
 
         Without a fault, nobody is to be suspected.
         """
-        wrong = self.duplicated or self.altered or self.disordered
         calm = bool(plan.cell.fault) or not self.correct_suspected
-        return not wrong and calm and (self.lost == 0 or not plan.cell.promises_delivery())
+        return not self.wrong and calm and (self.lost == 0 or not plan.cell.promises_delivery())
+
+
+class ReplayReport(ReplayFigures, kw_only=True):
+    """What a replay of topics measured."""
+
+    #: The share of deliveries, counted from the events that were published, and from those that the
+    #: workload has (Pulsarcast §5.3).
+    coverage: float | None
+    coverage_of_injected: float | None
+    topics: dict[str, TopicReport]
 
 
 class Replayed(msgspec.Struct, Generic[R]):
@@ -195,6 +204,29 @@ class Replayed(msgspec.Struct, Generic[R]):
     process_use: dict[str, ProcessUse]
     #: The brokers that misbehaved.
     faulty: list[str]
+
+    def figures(self, plan: ReplayPlan, *, published: int, delivered: int) -> dict[str, Any]:
+        """Those of `ReplayFigures` that do not depend on the workload."""
+        cell, seconds = plan.cell, self.seconds
+        suspicions = merge_suspicions(result.suspicions for result in self.results)
+        return {
+            "policy": cell.policy,
+            "brokers": cell.brokers,
+            "f": cell.tolerated(),
+            "fault": cell.fault,
+            "processes": plan.processes,
+            "seconds": round(seconds, 3),
+            "published": published,
+            "delivered": delivered,
+            **totals(self.results, "duplicated", "altered", "disordered"),
+            **totals(self.results, "gaps", "by_history", "evidence"),
+            "events_per_s": round(published / seconds, 1) if seconds else 0.0,
+            "deliveries_per_s": round(delivered / seconds, 1) if seconds else 0.0,
+            "latency_ms": latency([ns for one in self.results for ns in one.latencies_ns]),
+            "suspicions": suspicions,
+            "correct_suspected": suspicions_of_correct(suspicions, self.faulty),
+            "process_use": self.process_use,
+        }
 
 
 class ReplayBed:
@@ -350,9 +382,8 @@ class TopicReplay:
 
     def _report(self, done: Replayed[ShareResult]) -> ReplayReport:
         plan, injected = self.plan, self._expected()
-        results, seconds = done.results, done.seconds
         accepted, published = Counter[str](), Counter[str]()
-        for result in results:
+        for result in done.results:
             accepted.update(result.accepted)
             published.update(result.published)
         topics = {
@@ -363,30 +394,14 @@ class TopicReplay:
         }
         expected = sum(topic.expected for topic in topics.values())
         delivered = sum(topic.delivered for topic in topics.values())
-        suspicions = merge_suspicions(result.suspicions for result in results)
         return ReplayReport(
+            **done.figures(plan, published=sum(published.values()), delivered=delivered),
             workload=plan.workload,
-            policy=plan.cell.policy,
-            brokers=plan.cell.brokers,
-            f=plan.cell.tolerated(),
-            fault=plan.cell.fault,
             nodes=len(node_names(self._workload, plan.events)),
-            processes=plan.processes,
-            seconds=round(seconds, 3),
-            published=sum(published.values()),
             expected=expected,
-            delivered=delivered,
             coverage=delivered / expected if expected else None,
             coverage_of_injected=delivered / injected if injected else None,
             lost=sum(max(topic.expected - topic.delivered, 0) for topic in topics.values()),
-            **totals(results, "duplicated", "altered", "disordered", "gaps", "by_history"),
-            events_per_s=round(sum(published.values()) / seconds, 1) if seconds else 0.0,
-            deliveries_per_s=round(delivered / seconds, 1) if seconds else 0.0,
-            latency_ms=latency([ns for result in results for ns in result.latencies_ns]),
-            suspicions=suspicions,
-            correct_suspected=suspicions_of_correct(suspicions, done.faulty),
-            evidence=sum(result.evidence for result in results),
-            process_use=done.process_use,
             topics=topics,
         )
 

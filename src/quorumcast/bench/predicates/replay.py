@@ -20,28 +20,20 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quorumcast.bench.plan import (
-    ClientResult,
-    LatencySample,
-    Suspicions,
-    merge_suspicions,
-    suspicions_of_correct,
-    totals,
-)
+from quorumcast.bench.plan import ClientResult, totals
 from quorumcast.bench.predicates.workload import (
     EVERYTHING,
     SELECTIVE,
     ContentReader,
     ContentWorkload,
 )
-from quorumcast.bench.replay import ReplayBed, Replayed, ReplayPlan
-from quorumcast.bench.run import Progress, latency
+from quorumcast.bench.replay import ReplayBed, Replayed, ReplayFigures, ReplayPlan
+from quorumcast.bench.run import Progress
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.manifest.schema import ARROW_TYPES
-from quorumcast.traces.form import ProcessUse
 
 CHANNEL = Channel("events")
 #: Files of a run: a bit per reader and event, and how many rows are due of each event.
@@ -79,53 +71,21 @@ class SavedBytes(msgspec.Struct, frozen=True):
     bytes_share: float | None
 
 
-class ContentReport(msgspec.Struct, kw_only=True):
-    """What a replay measured."""
+class ContentReport(ReplayFigures, kw_only=True):
+    """What a replay of predicates measured: `expected` are rows that were due at subscriptions."""
 
-    workload: str
-    policy: str
-    brokers: int
-    f: int
-    fault: str
-    #: Nodes with predicates, how many these have together, and how many subscriptions.
-    nodes: int
+    #: Predicates that the nodes have together, and how many subscriptions.
     predicates: int
     subscriptions: int
     joined: bool
     batch: int
-    processes: int
-    seconds: float
-    published: int
     publications: int
-    #: Rows that had to arrive at subscriptions.
-    expected: int
-    delivered: int
-    lost: int
-    duplicated: int
-    altered: int
     irrelevant: int
-    disordered: int
-    gaps: int
-    by_history: int
-    events_per_s: float
-    deliveries_per_s: float
-    latency_ms: LatencySample
     saved: SavedBytes
-    suspicions: Suspicions
-    #: Suspicions of correct nodes, by reason.
-    correct_suspected: dict[str, int]
-    evidence: int
-    #: Processor time and memory of each process.
-    process_use: dict[str, ProcessUse]
 
-    def sound(self, plan: ReplayPlan) -> bool:
-        """Whether the cell kept what it promises under this plan.
-
-        Without a fault, nobody is to be suspected.
-        """
-        wrong = self.duplicated or self.altered or self.irrelevant or self.disordered
-        calm = bool(plan.cell.fault) or not self.correct_suspected
-        return not wrong and calm and (self.lost == 0 or not plan.cell.promises_delivery())
+    @property
+    def wrong(self) -> int:
+        return super().wrong + self.irrelevant
 
 
 class ContentReplay:
@@ -165,37 +125,23 @@ class ContentReplay:
             )
 
     def _report(self, done: Replayed[ContentShareResult]) -> ContentReport:
-        plan, results, seconds = self.plan, done.results, done.seconds
+        plan, results = self.plan, done.results
         readers = self._readers[:-2]
-        added = totals(results, "published", "publications", "owed", "accepted")
-        suspicions = merge_suspicions(result.suspicions for result in results)
+        added = totals(results, "published", "publications", "owed", "accepted", "irrelevant")
+        owed, accepted = added["owed"], added["accepted"]
         return ContentReport(
+            **done.figures(plan, published=added["published"], delivered=accepted),
             workload=self._workload.header.name,
-            policy=plan.cell.policy,
-            brokers=plan.cell.brokers,
-            f=plan.cell.tolerated(),
-            fault=plan.cell.fault,
             nodes=len({reader.node for reader in readers}),
             predicates=sum(len(reader.where) for reader in readers),
             subscriptions=len(readers),
             joined=plan.joined,
             batch=max(plan.cell.batch, 1),
-            processes=plan.processes,
-            seconds=round(seconds, 3),
-            published=added["published"],
             publications=added["publications"],
-            expected=added["owed"],
-            delivered=added["accepted"],
-            lost=max(added["owed"] - added["accepted"], 0),
-            **totals(results, "duplicated", "altered", "irrelevant", "disordered"),
-            **totals(results, "gaps", "by_history", "evidence"),
-            events_per_s=round(added["published"] / seconds, 1) if seconds else 0.0,
-            deliveries_per_s=round(added["accepted"] / seconds, 1) if seconds else 0.0,
-            latency_ms=latency([ns for result in results for ns in result.latencies_ns]),
+            expected=owed,
+            lost=max(owed - accepted, 0),
+            irrelevant=added["irrelevant"],
             saved=self._saved(results),
-            suspicions=suspicions,
-            correct_suspected=suspicions_of_correct(suspicions, done.faulty),
-            process_use=done.process_use,
         )
 
     def _saved(self, results: Sequence[ContentShareResult]) -> SavedBytes:
