@@ -6,9 +6,9 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -29,7 +29,7 @@ from quorumcast.manifest.paths import manifest_path
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quorumcast.cli.cell.supervisor import Supervisor
+    from quorumcast.cli.cell.supervisor import SupervisedBroker, Supervisor
     from quorumcast.manifest.manifest import BrokerEntry
 
 UP_EXAMPLE = "up cell --allow-faults"
@@ -77,10 +77,20 @@ def up(
     with stopped_by_signals(supervisor.stop):
         refuse_running(directory, manifest.cell, [child.entry for child in supervisor.children])
         supervisor.start()
-        if sys.stdout.isatty() and not json_:
-            _watch_live(supervisor, manifest.cell)
-        else:
-            _watch_plainly(supervisor, json_)
+        names = [child.entry.id for child in supervisor.children]
+        watch(
+            lambda: _changes(supervisor),
+            names,
+            {"brokers": names},
+            "the cell is up; Ctrl-C stops it",
+            lambda: _table(supervisor, manifest.cell),
+            json_=json_,
+        )
+
+
+def _changes(supervisor: Supervisor) -> Iterator[BrokerNews]:
+    for child, happened in supervisor.poll():
+        yield BrokerNews(child.entry.id, {"broker": child.entry.id}, child, happened)
 
 
 @contextlib.contextmanager
@@ -141,35 +151,66 @@ def check_level(level: str) -> None:
         raise UsageError(f"--log is one of {', '.join(LEVELS)}, not {level!r}")
 
 
-def _watch_plainly(supervisor: Supervisor, json_: bool) -> None:
-    """Print one line per change."""
-    waiting = {child.entry.id for child in supervisor.children}
+class BrokerNews(NamedTuple):
+    """Something that happened to a supervised broker."""
+
+    #: Its cell where there are several, and its name, for people and for programs.
+    label: str
+    fields: dict[str, str]
+    child: SupervisedBroker
+    happened: str
+
+
+def watch(
+    changes: Callable[[], Iterable[BrokerNews]],
+    waiting: Iterable[str],
+    all_up: dict[str, Any],
+    up_text: str,
+    picture: Callable[[], Table],
+    *,
+    json_: bool,
+) -> None:
+    """Show what happens to brokers: a picture on a terminal, else one line per change.
+
+    `waiting` are the labels of all; `all_up` and `up_text` are said once each has been ready.
+    """
+    if sys.stdout.isatty() and not json_:
+        _watch_live(changes, picture)
+    else:
+        _watch_plainly(changes, set(waiting), all_up, up_text, json_=json_)
+
+
+def _watch_plainly(
+    changes: Callable[[], Iterable[BrokerNews]],
+    waiting: set[str],
+    all_up: dict[str, Any],
+    up_text: str,
+    *,
+    json_: bool,
+) -> None:
     while True:
-        for child, happened in supervisor.poll():
+        for label, fields, child, happened in changes():
             if json_:
-                print_json({"broker": child.entry.id, "event": happened, "pid": child.pid})
+                print_json({**fields, "event": happened, "pid": child.pid})
             else:
-                print(f"{child.entry.id} {happened} ({child.entry.address})", flush=True)
+                print(f"{label} {happened} ({child.entry.address})", flush=True)
             if happened == "ready" and waiting:
-                waiting.discard(child.entry.id)
+                waiting.discard(label)
                 if not waiting:
-                    names = [child.entry.id for child in supervisor.children]
-                    print_json({"event": "up", "brokers": names}) if json_ else print(
-                        "the cell is up; Ctrl-C stops it", flush=True
-                    )
+                    print_json({"event": "up", **all_up}) if json_ else print(up_text, flush=True)
         time.sleep(TICK_S)
 
 
-def _watch_live(supervisor: Supervisor, cell: str) -> None:
+def _watch_live(changes: Callable[[], Iterable[BrokerNews]], picture: Callable[[], Table]) -> None:
     from rich.live import Live
 
     with Live(console=console(), auto_refresh=False) as live:
         due = 0.0
         while True:
-            changed = bool(list(supervisor.poll()))
+            changed = bool(list(changes()))
             if changed or time.monotonic() >= due:
                 due = time.monotonic() + TABLE_S
-                live.update(_table(supervisor, cell), refresh=True)
+                live.update(picture(), refresh=True)
             time.sleep(TICK_S)
 
 

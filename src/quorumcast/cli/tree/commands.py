@@ -7,8 +7,6 @@ DIR/cell-1/parents/root/                what the brokers of cell-1 need to reach
 from __future__ import annotations
 
 import shlex
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,14 +15,14 @@ import typer
 from quorumcast.cli.cell.channels import parse_columns
 from quorumcast.cli.cell.init import CHANNEL, DEFAULT_CHANNEL, parse_channel, retaining, write_cell
 from quorumcast.cli.cell.running import (
-    TABLE_S,
-    TICK_S,
+    BrokerNews,
     FaultsOption,
     LogOption,
     StoreOption,
     check_level,
     refuse_running,
     stopped_by_signals,
+    watch,
 )
 from quorumcast.cli.common import IDENTITY, MANIFEST, console, print_json, table, warn
 from quorumcast.cli.options import Commands, JsonOption, RetainOption
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from quorumcast.cli.cell.supervisor import SupervisedBroker, Supervisor
+    from quorumcast.cli.cell.supervisor import Supervisor
     from quorumcast.cli.tree.cells import TreeCell
     from quorumcast.cli.tree.mapping import MappedCell
     from quorumcast.manifest.manifest import ChannelEntry
@@ -261,10 +259,18 @@ def up_tree(
                 refuse_running(directory, cell.name, cell.manifest.brokers, command="tree up")
         for supervisor in supervisors.values():
             supervisor.start()
-        if sys.stdout.isatty() and not json_:
-            _watch_live(supervisors, directory)
-        else:
-            _watch_plainly(supervisors, json_)
+        watch(
+            lambda: _changes(supervisors),
+            [
+                f"{cell}/{child.entry.id}"
+                for cell, supervisor in supervisors.items()
+                for child in supervisor.children
+            ],
+            {"cells": list(supervisors)},
+            "the tree is up; Ctrl-C stops it",
+            lambda: _current_picture(directory),
+            json_=json_,
+        )
 
 
 def stop_all(supervisors: list[Supervisor]) -> None:
@@ -276,51 +282,19 @@ def stop_all(supervisors: list[Supervisor]) -> None:
         supervisor.stop()
 
 
-def _changes(supervisors: dict[str, Supervisor]) -> Iterator[tuple[str, SupervisedBroker, str]]:
+def _changes(supervisors: dict[str, Supervisor]) -> Iterator[BrokerNews]:
     for cell, supervisor in supervisors.items():
         for child, happened in supervisor.poll():
-            yield cell, child, happened
-
-
-def _watch_plainly(supervisors: dict[str, Supervisor], json_: bool) -> None:
-    """Print one line per change."""
-    waiting = {
-        (cell, child.entry.id)
-        for cell, supervisor in supervisors.items()
-        for child in supervisor.children
-    }
-    while True:
-        for cell, child, happened in _changes(supervisors):
             name = child.entry.id
-            if json_:
-                event = {"cell": cell, "broker": name, "event": happened, "pid": child.pid}
-                print_json(event)
-            else:
-                print(f"{cell}/{name} {happened} ({child.entry.address})", flush=True)
-            if happened == "ready" and waiting:
-                waiting.discard((cell, name))
-                if not waiting:
-                    print_json({"event": "up", "cells": list(supervisors)}) if json_ else print(
-                        "the tree is up; Ctrl-C stops it", flush=True
-                    )
-        time.sleep(TICK_S)
+            yield BrokerNews(f"{cell}/{name}", {"cell": cell, "broker": name}, child, happened)
 
 
-def _watch_live(supervisors: dict[str, Supervisor], directory: Path) -> None:
-    from rich.live import Live
-
+def _current_picture(directory: Path) -> Table:
     from quorumcast.cli.tree.cells import read_tree
     from quorumcast.cli.tree.mapping import look_at
 
-    with Live(console=console(), auto_refresh=False) as live:
-        due = 0.0
-        while True:
-            changed = bool(list(_changes(supervisors)))
-            if changed or time.monotonic() >= due:
-                due = time.monotonic() + TABLE_S
-                cells = read_tree(directory)
-                live.update(_picture(directory, cells, look_at(cells)), refresh=True)
-            time.sleep(TICK_S)
+    cells = read_tree(directory)
+    return _picture(directory, cells, look_at(cells))
 
 
 # ------------------------------------------------------------------------- map
