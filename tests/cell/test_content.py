@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from tests.support.cell_network import CellNetwork
-from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, ORDERS, Cell, limited
+from tests.support.cells import ALICE, B1, B2, B3, B4, BOB, CAROL, ORDERS, Cell, limited, publish
 from tests.support.rows import COLUMNS, NONSENSE, SCHEMA, prices_of, rows_body
 
 from quorumcast.broadcast.application import (
@@ -27,6 +27,7 @@ from quorumcast.broadcast.application import (
 from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.messages import Refuse, Subscribe, Vote
 from quorumcast.cell.serving import filtered_readers
+from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.filtered_readers import COVER_MS, COVERED
 from quorumcast.cell.subscribing.subscriber import REFRESH_MS, Subscriber
 from quorumcast.core.errors import UsageError
@@ -305,6 +306,24 @@ def test_coverage_is_told_after_so_many_numbers_or_so_much_time() -> None:
     rows.network.run(20)
     said = [s.message for s in rows.of(B1, Send)[before:] if isinstance(s, Send)]
     assert [m.count for m in said if isinstance(m, Matches)] == [COVERED]
+
+
+def test_broker_in_an_epoch_with_more_columns_serves_those_who_asked_since() -> None:
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    rows.publish((5, 20, 30))
+    columns = (*COLUMNS, ("size", "int64"))
+    entry = msgspec.structs.replace(rows.cell.manifest.channels[0], schema=columns)
+    following = msgspec.structs.replace(rows.cell.manifest, epoch=2, channels=(entry,))
+    broker = rows.network.machines[B1]
+    assert isinstance(broker, Broker)
+    broker.adopt(following, following.keyring(rows.cell.keyring(B1).identity))
+    asked = Subscribe(ORDERS, (), True, where=("size IS NULL AND price < 10",))
+    broker.handle(Receive(CAROL, asked), Millis(rows.network.now))
+    run = publish(2, rows_body((6, 20, 30)), stream=next(iter(broker.streams())))
+    told = broker.handle(run, Millis(rows.network.now))
+    votes = [send for send in told if isinstance(send, Send) and isinstance(send.message, Matches)]
+    assert [send.to for send in votes] == [(CAROL,)]
 
 
 def test_groups_for_which_there_is_no_time_get_their_rows_by_asking_again(

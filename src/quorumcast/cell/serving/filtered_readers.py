@@ -101,14 +101,15 @@ class FilterGroup:
 
 
 class ChannelGroups:
-    """The groups of one channel, whose predicates are evaluated together."""
+    """The groups of one channel, whose predicates are evaluated together on the same columns."""
 
-    __slots__ = ("by_id", "indexed")
+    __slots__ = ("by_id", "indexed", "schema")
 
-    def __init__(self) -> None:
+    def __init__(self, schema: pa.Schema) -> None:
         # Not at the top: brokers without predicates start without Arrow.
         from quorumcast.matching.indexing.filter_set import FilterSet
 
+        self.schema = schema
         #: By predicate id; none is without readers.
         self.by_id: dict[bytes, FilterGroup] = {}
         #: The filters of groups that could pay lately, but costly ones.
@@ -201,10 +202,12 @@ class FilteredReaders:
 
     def enter(self, reader: NodeId, channel: Channel, known: KnownFilter, *, bodies: bool) -> None:
         """A subscriber wants these rows from now on."""
-        if channel not in self._channels:
-            self._channels[channel] = ChannelGroups()
+        there = self._channels.get(channel)
+        if there is None or there.schema != known.filter.schema:
+            # The channel has more columns than it had: who asked before asks again.
+            there = self._channels[channel] = ChannelGroups(known.filter.schema)
             self._done.setdefault(channel, PredicateWork())
-        self._channels[channel].enter(reader, known, bodies=bodies)
+        there.enter(reader, known, bodies=bodies)
 
     def leave(self, reader: NodeId, channel: Channel) -> None:
         """A subscriber wants no rows of a channel, or everything."""
@@ -230,8 +233,7 @@ class FilteredReaders:
             # What is not held cannot be evaluated; subscribers ask for it when it is.
             return []
         there = self._channels[vouch.stream.channel]
-        schema = next(iter(there.by_id.values())).filter.schema
-        opened = _opened(served, schema, held)
+        opened = _opened(served, there.schema, held)
         #: By the id of the group: what it costs, and who pays for it.
         paid: dict[bytes, tuple[int, tuple[NodeId, ...]]] = {}
         left_us = RUN_US
