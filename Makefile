@@ -56,8 +56,8 @@ test: lint ## everything CI checks: lint, types, tests
 	$(BIN)/pytest -n $(WORKERS) -m "not walk" $(ARGS); tests=$$?; \
 	wait $$types && exit $$tests
 
-walk: install ## what takes long: paste the blocks of every page, Spark on its own machines or killed
-	@$(BIN)/pytest -n 2 -m walk tests/examples tests/bench/test_soak.py tests/pipeline/test_java.py tests/pipeline/test_sink_killed.py $(ARGS)
+walk: install ## what takes long: paste the blocks of every page, Spark on its own machines or killed, failing trees
+	@$(BIN)/pytest -n 2 -m walk tests/examples tests/bench/test_soak.py tests/runtime/test_tree_failures.py tests/pipeline/test_java.py tests/pipeline/test_sink_killed.py $(ARGS)
 
 lint: install ## ruff: rules and format; the form of new commits
 	@$(BIN)/python tests/house/commits.py

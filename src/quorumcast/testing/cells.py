@@ -42,13 +42,14 @@ class CellSetup:
             [(f"broker-{i}", host, ports[i - 1] if ports else i) for i in range(1, brokers + 1)],
             (brokers - 1) // 3 if f is None else f,
             list(clients),
-            [_entry(name, policy) for name, policy in channels.items()],
+            [channel_entry(name, policy) for name, policy in channels.items()],
             operator=self.operator,
             seed_source=seeds,
         )
 
 
-def _entry(name: str, policy: str | Policy | ChannelEntry) -> ChannelEntry:
+def channel_entry(name: str, policy: str | Policy | ChannelEntry) -> ChannelEntry:
+    """The channel with this policy; an entry stands for itself."""
     if isinstance(policy, ChannelEntry):
         return policy
     chosen = Policy.named(policy) if isinstance(policy, str) else policy

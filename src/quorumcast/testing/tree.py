@@ -11,14 +11,13 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from quorumcast.core.ids import Channel
 from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.manifest.trees import PlannedCell, Shape, TreeDesign, make_tree, tree_sizes
 from quorumcast.runtime.broker.parents import write_parents
 from quorumcast.testing.bed import free_ports
-from quorumcast.testing.cells import CHANNELS, CLIENTS
+from quorumcast.testing.cells import CHANNELS, CLIENTS, channel_entry
 from quorumcast.testing.cluster import LocalCluster
 
 #: A root and one child.
@@ -36,7 +35,7 @@ class LocalTree:
         self,
         *,
         shape: Shape = PAIR,
-        channels: Mapping[str, str | Policy] = CHANNELS,
+        channels: Mapping[str, str | Policy | ChannelEntry] = CHANNELS,
         f: int = 1,
         clients: Sequence[str] = CLIENTS,
         directory: Path | None = None,
@@ -47,10 +46,7 @@ class LocalTree:
         """Cells in `idle` are made and not started."""
         plan = TreeDesign(
             shape=shape,
-            channels=tuple(
-                ChannelEntry(Channel(name), Policy.named(p) if isinstance(p, str) else p)
-                for name, p in channels.items()
-            ),
+            channels=tuple(channel_entry(name, policy) for name, policy in channels.items()),
             f=f,
             clients=tuple(clients),
             fields=fields or {},
