@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from tests.support.rows import COLUMNS, rows_body
 from quorumcast.broadcast.application import DeliverGap, Submit
 from quorumcast.cell.messages import Refuse, Subscribe
 from quorumcast.cell.serving import filtered_readers, known_filters
+from quorumcast.cell.serving.audience import REPLAYS, REPLAYS_MS
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.filtered_readers import COVER_MS
 from quorumcast.cell.serving.known_filters import (
@@ -33,7 +35,7 @@ from quorumcast.cell.subscribing.subscriber import REFRESH_MS
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.limits import MAX_CLIENT_TEXT, MAX_FILTER_TEXT, MAX_PREDICATES
-from quorumcast.core.machine import Receive, Send, Suspect
+from quorumcast.core.machine import Drop, DropReason, Receive, Send, Suspect
 from quorumcast.manifest.manifest import ChannelEntry, ChannelOrigin
 from quorumcast.manifest.policy import Policy
 
@@ -168,6 +170,30 @@ def test_subscriber_that_asks_for_too_much_is_told_why() -> None:
     (refused,) = (s.message for s in told if isinstance(s, Send))
     assert isinstance(refused, Refuse)
     assert "ask for more rows" in refused.reason
+
+
+def test_subscriptions_beyond_the_replays_of_a_node_are_dropped_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Cell(limited("ab"), schema=COLUMNS).broker()
+    read: list[tuple[str, ...]] = []
+    learn = KnownFilters.learn
+
+    def noted(known: KnownFilters, *asked: Any) -> bool:
+        read.append(asked[2])
+        return learn(known, *asked)
+
+    monkeypatch.setattr(KnownFilters, "learn", noted)
+    texts = [(f"price = {number}",) for number in range(REPLAYS + 3)]
+    told = [
+        broker.handle(Receive(BOB, Subscribe(ORDERS, (), True, where=where)), NOW)
+        for where in texts
+    ]
+    assert read == texts[:REPLAYS]
+    assert told[REPLAYS:] == [[Drop(DropReason.OVER_LIMIT, BOB)]] * 3
+    again = Receive(BOB, Subscribe(ORDERS, (), True, where=texts[-1]))
+    broker.handle(again, Millis(NOW + REPLAYS_MS))
+    assert read[-1] == texts[-1]
 
 
 # ------------------------------------------------------------------- readers

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from quorumcast.broadcast.messages import Open
 from quorumcast.cell.messages import Refuse, Subscribe
-from quorumcast.cell.serving.audience import Audience
+from quorumcast.cell.serving.audience import REPLAYS, Audience
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, holder
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send
@@ -78,10 +78,13 @@ class Admission:
         return []
 
     def may_not_enter(self, sender: NodeId, asked: Subscribe, now: Millis) -> list[Effect]:
-        """The refusal of a subscriber that is new or asks for other rows, or nothing."""
+        """The refusal of a subscription, or nothing. It takes one of the subscriber's replays."""
         channel = asked.channel
         if refusal := self.may_not_listen(sender, channel):
             return refusal
+        # Before anything that costs time, such as reading predicates.
+        if not self._audience.may_ask(sender, channel, REPLAYS, now):
+            return [Drop(DropReason.OVER_LIMIT, sender)]
         entry = self._view.channel(channel)
         if entry is None:
             return []

@@ -2,7 +2,7 @@
 
 A subscriber asks one broker for bodies and the others for votes alone, so contents travel once. It
 may repeat its subscription at any time: replays repair losses of every kind. They are limited to
-`REPLAYS` per `REPLAYS_MS`.
+`REPLAYS` per `REPLAYS_MS`; a subscription beyond that is dropped.
 """
 
 from __future__ import annotations
@@ -102,22 +102,20 @@ class Audience:
             self.leave(reader, asked.channel)
             raise
 
-    def enter(self, reader: NodeId, asked: Subscribe, now: Millis) -> bool:
-        """Add a subscriber, unless it wants an excerpt; False if it asks for replays too often."""
-        allowed = self.may_ask(reader, asked.channel, REPLAYS, now)
-        if not asked.until:
-            readers = self._readers.setdefault(asked.channel, {})
-            entered = readers.setdefault(reader, AudienceMember())
-            entered.bodies = asked.bodies
-            known = self.filtered.known.get(reader, asked.channel)
-            entered.whole = known is None
-            if known is not None:
-                self.filtered.enter(reader, asked.channel, known, bodies=asked.bodies)
-            elif asked.channel in self.filtered:
-                self.filtered.leave(reader, asked.channel)
-            if allowed:
-                entered.lag = 0  # until `replay` has found out
-        return allowed
+    def enter(self, reader: NodeId, asked: Subscribe) -> None:
+        """Add a subscriber, unless it wants an excerpt."""
+        if asked.until:
+            return
+        readers = self._readers.setdefault(asked.channel, {})
+        entered = readers.setdefault(reader, AudienceMember())
+        entered.bodies = asked.bodies
+        entered.lag = 0  # until `replay` has found out
+        known = self.filtered.known.get(reader, asked.channel)
+        entered.whole = known is None
+        if known is not None:
+            self.filtered.enter(reader, asked.channel, known, bodies=asked.bodies)
+        elif asked.channel in self.filtered:
+            self.filtered.leave(reader, asked.channel)
 
     def may_ask(self, reader: NodeId, what: Channel | type, limit: int, now: Millis) -> bool:
         """Whether a node has asked for this less often than `limit` within REPLAYS_MS."""

@@ -50,8 +50,7 @@ class Requests:
         channel = asked.channel
         if refusal := self._admission.may_not_enter(sender, asked, now):
             return False, refusal
-        if not self._audience.enter(sender, asked, now):
-            return False, [Drop(DropReason.OVER_LIMIT, sender)]
+        self._audience.enter(sender, asked)
         cursors = {cursor.stream: cursor.next for cursor in asked.cursors}
         held = self._served.positions(channel, self._recovery.expects, asked.since, cursors)
         nothing = all(position.next == 1 for position in held)
