@@ -1,13 +1,17 @@
 """Predicates: canonical text and id, conjunctions, and what is refused in which words."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import PREDICATE_ID_SIZE
-from quorumcast.matching import canonical
+from quorumcast.matching import canonical, conjunctions
+from quorumcast.matching.canonical import operands_of
 from quorumcast.matching.domain import Domain
-from quorumcast.matching.nodes import Conjunction, Interval, OneOf, Presence
+from quorumcast.matching.filter import make_filter
+from quorumcast.matching.indexing.solo import IndexedFilter
+from quorumcast.matching.nodes import AllOf, Conjunction, Interval, OneOf, Prefix, Presence, Value
 from quorumcast.matching.predicate import Predicate, parse_predicate
 
 SCHEMA = pa.schema(
@@ -86,6 +90,63 @@ def test_conjunctions_are_the_disjunctive_normal_form() -> None:
     assert parsed("false").conjunctions == ()
     assert parsed("true").conjunctions == (Conjunction(()),)
     assert parsed("tags is null").conjunctions == (Conjunction((Presence(5, False),)),)
+
+
+def nest(inside: str) -> str:
+    """A predicate within 28 levels of AND and OR."""
+    for level in range(28):
+        inside = f"id > {-level} AND (ratio = {level} OR {inside})"
+    return inside
+
+
+SEVERAL = " OR ".join(f"ratio > {4 * n} AND ratio < {4 * n + 3}" for n in range(30))
+
+
+def test_deep_nest_of_a_set_is_not_gone_through_for_each_level_and_conjunction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1,000 values, 28 levels, up to 58 conjunctions: half a second, and 20 ms were paid for."""
+    admits, asked = canonical.admits, [0]
+
+    def counted(test: Interval | Prefix | OneOf, value: Value) -> bool:
+        asked[0] += 1
+        return admits(test, value)
+
+    monkeypatch.setattr(conjunctions, "admits", counted)
+    text = nest(f"id IN ({', '.join(map(str, range(1000)))}) AND ({SEVERAL})")
+    assert parsed(text).conjunctions
+    assert asked[0] < 10 * 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nest(SEVERAL),
+        nest(f"id IN ({', '.join(map(str, range(300)))}) AND ({SEVERAL})"),
+        " AND ".join(f"(id < {n} OR ratio > {n})" for n in range(90)),
+        " AND ".join(f"(id = {n} OR ok OR name != '{n}')" for n in range(90)),
+        f"({SEVERAL}) AND (id < 40 OR name = 'n') AND NOT name LIKE '%x%'",
+    ],
+)
+def test_conjunctions_of_a_nest_are_short_together_and_find_the_same_rows(text: str) -> None:
+    predicate = parsed(text)
+    size = operands_of(predicate.meaning)
+    parts = [
+        part
+        for one in predicate.conjunctions
+        for part in (*one.constraints, AllOf(() if one.residual is None else (one.residual,)))
+    ]
+    assert sum(map(operands_of, parts)) <= 4096 + 4 * size
+    rng = np.random.default_rng(1)
+    rows = [
+        {"id": int(rng.integers(100)), "ratio": float(rng.integers(100)), "name": "n", "ok": False}
+        for _ in range(500)
+    ]
+    batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+    filter_ = make_filter((text,), SCHEMA, "the predicate")
+    found = filter_.rows(batch).tolist()
+    assert IndexedFilter(filter_).rows(batch).tolist() == found
+    assert len(found) > 0
 
 
 @pytest.mark.parametrize(

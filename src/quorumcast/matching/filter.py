@@ -29,7 +29,7 @@ _PLAIN_BATCH_US, _INDEXED_BATCH_US = 40.0, 5.0
 _PLAIN_BATCH, _INDEXED_BATCH = 4096, 1024
 #: What an AND of ORs becomes at most in a filter with many predicates: so many are shared by all,
 #: but each gets a few. They multiply, and to make and to index 40,000 of them takes a second.
-_CONJUNCTIONS, _LEAST_CONJUNCTIONS = 4096, 4
+_CONJUNCTIONS, _LEAST_CONJUNCTIONS = 1024, 4
 _PERSON = b"qc-filter"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quorumcast.matching.selection import RowFilter
 
 #: What it costs to change what a node asks for: once, per predicate, and per character read.
-CHANGE_US, PREDICATE_US, CHARACTER_US = 500, 100, 4
+CHANGE_US, PREDICATE_US, CHARACTER_US = 500, 100, 6
 #: Predicates from which on an index of their own pays.
 INDEXED = 8
 #: Rows of a publication that a full account must pay for: as many as predicates are evaluated on.
