@@ -8,7 +8,7 @@ from tests.support.cells import B3, BOB
 from tests.support.rows import COLUMNS, NONSENSE, SCHEMA, prices_of, rows_body
 from tests.support.tree_network import CellPlan, TreeNetwork, identity_in, manifest_of
 
-from quorumcast.broadcast.application import Deliver, Prove, Select
+from quorumcast.broadcast.application import Deliver, Prove, Recall, Select
 from quorumcast.broadcast.messages import Contents, Matches
 from quorumcast.cell.subscribing.uplink import Uplink
 from quorumcast.core.cuts import looks_cut
@@ -146,6 +146,26 @@ def test_child_that_asks_for_rows_of_a_chain_is_refused() -> None:
     top, leaf = manifest_of(chain, (chain, LEAF)), manifest_of(LEAF, (chain, LEAF))
     with pytest.raises(UsageError, match="on a chain brokers vote for whole publications only"):
         Uplink(leaf, top, top.keyring(identity_in("top", "leaf-b1")))
+
+
+def test_recalled_positions_have_the_rows_that_the_child_carries_on() -> None:
+    top = msgspec.structs.replace(TOP, policy=Policy.named("total"))
+    made = tree(top, msgspec.structs.replace(LEAF, policy=Policy.named("relay-total")))
+    made["leaf"].subscribe()
+    publish(made, *TRAFFIC, for_ms=1000)
+    accepted = list(made["leaf"].delivered[BOB])
+    made["leaf"].happen(BOB, Recall(made["leaf"].plan.channel, 1, 6))
+    made.run(1000)
+    assert not made["leaf"].suspected
+    found = {one.position: one.found for one in made["leaf"].recalled}
+    assert sorted(found) == [1, 2, 3, 4, 5, 6]
+    # At 1 and 4 nothing is carried on, and nothing is gone.
+    assert [at for at, one in found.items() if one is None] == [1, 4]
+    assert {one.oldest for one in made["leaf"].recalled} == {0}
+    for told in accepted:
+        again = found[told.position]
+        assert again is not None
+        assert (again.body, again.digest, again.cut) == (told.body, told.digest, told.cut)
 
 
 def test_nonsense_of_a_publisher_is_carried_on() -> None:

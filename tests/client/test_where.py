@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import pytest
 from tests.client.test_times import in_a_loop
 from tests.runtime.world import PATIENCE_S, until
 
+from quorumcast.broadcast.application import Recalled
 from quorumcast.client import Batch, Gap, Node, UsageError
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.envelope import ENVELOPE_BYTES
@@ -277,6 +278,29 @@ async def test_recall_gets_whole_publications() -> None:
             await until(lambda: inbox.position == 3)
             found = await inbox.recall([1, 2])
             assert [len(batch) for batch in found.values() if isinstance(batch, Batch)] == [10, 1]
+
+
+@in_a_loop
+async def test_recall_gets_the_rows_that_a_cell_carries_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with MemoryCell(channels={"trades": trades("total")}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where="price = 4") as inbox:
+            await publish(alice, rows(*range(10)), rows(1))
+            (batch,) = await taken(inbox, 1)
+            await until(lambda: inbox.position == 3)
+            told = [
+                Recalled(Channel("trades"), 1, batch._delivered),
+                Recalled(Channel("trades"), 2, None),
+            ]
+
+            async def recall(channel: Channel, positions: Iterable[int]) -> list[Recalled]:
+                return told
+
+            monkeypatch.setattr(inbox._host, "recall", recall)
+            found = await inbox.recall([1, 2])
+            assert found[2] is None
+            assert isinstance(found[1], Batch)
+            assert (prices(found[1]), found[1].position) == ([4], 1)
 
 
 @in_a_loop

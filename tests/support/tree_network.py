@@ -15,7 +15,7 @@ import msgspec
 from tests.support.cells import life_of
 from tests.support.network import Disk, Network
 
-from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Proven, Submit
+from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Proven, Recalled, Submit
 from quorumcast.broadcast.relayed import RelayEvent, RelayLedger
 from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
@@ -94,6 +94,7 @@ class TreeCell(Network):
         self.suspected: list[tuple[NodeId, Suspect]] = []
         self.accused: list[Accuse] = []
         self.proven: list[Receipt] = []
+        self.recalled: list[Recalled] = []
         self._lives: dict[NodeId, int] = {}
 
     def _note(self, now: int, node: NodeId, effect: Effect) -> None:
@@ -104,6 +105,8 @@ class TreeCell(Network):
                 self.gaps.setdefault(node, []).append(effect)
             case Proven(receipt=receipt):
                 self.proven.append(receipt)
+            case Recalled():
+                self.recalled.append(effect)
             case Suspect():
                 self.suspected.append((node, effect))
             case Accuse():

@@ -154,12 +154,12 @@ class Proven(Effect, frozen=True):
 
 
 class Recalled(Effect, frozen=True):
-    """A position that was recalled, or news that it is gone."""
+    """A position that was recalled, or news that it is gone or that nothing is carried on there."""
 
     channel: Channel
     position: int
     found: Deliver | None
-    #: If it is gone: the oldest position that is not.
+    #: If it is gone: the oldest position that is not; otherwise 0.
     oldest: int = 0
 
 

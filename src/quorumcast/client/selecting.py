@@ -120,6 +120,12 @@ def portion_of(
     return Portion(delivered, data, rows, opened.total, where)
 
 
+def all_that_came(delivered: Deliver, schema: pa.Schema) -> Arrival:
+    """All rows of what came, as they wait for an application."""
+    opened = open_delivery(delivered, schema) if delivered.cut else None
+    return delivered if opened is None else portion_of(delivered, opened, None, None)
+
+
 def bind(entry: ChannelEntry, where: Where) -> Filter | None:
     """What predicates ask of a channel; None for everything. Raises `UsageError`."""
     return filter_of(entry, check_where(where))

@@ -48,6 +48,7 @@ from quorumcast.client.selecting import (
     Arrival,
     Filters,
     Portion,
+    all_that_came,
     bind,
     check_any,
     contents_of,
@@ -561,8 +562,9 @@ class Subscription:
         """Fetch single old positions of a channel with total order.
 
         Enough brokers must send equal contents, as for the subscription itself. A position maps to
-        a `Gap` if brokers no longer hold it, and to None if it violates the schema or has expired.
-        There is no timeout.
+        a `Gap` if brokers no longer hold it, and to None if it violates the schema, has expired, or
+        has none of the rows that its cell carries on of another cell's channel. There is no
+        timeout.
         """
         wanted = sorted(set(positions))
         if wanted and not 1 <= wanted[0] <= wanted[-1] < self.end:
@@ -572,11 +574,14 @@ class Subscription:
             )
         found: dict[int, Batch | Gap | None] = {}
         for item in await self._host.recall(self.channel, wanted):
-            if item.found is None:
+            if item.found is not None:
+                schema = self._schemas[self.channel]
+                found[item.position] = self._open(all_that_came(item.found, schema))
+            elif not item.oldest:
+                found[item.position] = None
+            else:
                 order = total_order(self.channel)
                 found[item.position] = self.gone(order, item.position, item.oldest - 1)
-            else:
-                found[item.position] = self._open(item.found)
         return found
 
     @property

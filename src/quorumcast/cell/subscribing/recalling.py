@@ -7,6 +7,9 @@ If answers are late, all brokers are asked, also for the bases of what they hold
 position before all believable bases is gone.
 
 A recall needs an interest in its channel, and concerns positions before the subscriber's cursor.
+
+Brokers of a channel that carries on some rows of another cell's hold results: a position is
+recalled as the rows that are carried on, or with the news that there are none.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from quorumcast.broadcast.application import Deliver, Recall, Recalled, Waive
 from quorumcast.broadcast.messages import Contents, Pull
 from quorumcast.cell.subscribing.fetching import RANGES_AT_ONCE, number_ranges
 from quorumcast.cell.subscribing.interest import Interest
-from quorumcast.core.cuts import head_of
+from quorumcast.core.cuts import head_of, is_result, publication_of
 from quorumcast.core.ids import (
     DIGEST_SIZE,
+    NOTHING,
     Channel,
     Digest,
     Lane,
@@ -156,7 +160,7 @@ class Recaller:
     ) -> list[Effect]:
         stream = total_order(interest.channel)
         found = self._wanted[interest.channel][number]
-        if self._view.hash(body) != digest:
+        if self._view.hash(body) != digest and not _is_part(interest, body, digest):
             return [
                 Drop(DropReason.BAD_BODY, broker),
                 Suspect(broker, Suspicion.BAD_BODY, stream, number),
@@ -174,7 +178,12 @@ class Recaller:
         effects: list[Effect] = [
             Suspect(other, Suspicion.DISSENT, stream, number) for other in dissent
         ]
+        if chosen == NOTHING:
+            return [*effects, Recalled(interest.channel, number, None)]
         delivered = Deliver(stream, number, chosen, found.bodies[chosen], votes, dissent)
+        if _is_part(interest, delivered.body, chosen):
+            publication = publication_of(delivered.body)
+            delivered = msgspec.structs.replace(delivered, digest=publication, cut=bytes(chosen))
         return [*effects, Recalled(interest.channel, number, delivered)]
 
     def _gone(self, interest: Interest) -> list[Effect]:
@@ -210,6 +219,11 @@ class Recaller:
             return self.forget(channel)
         after_ms = RECALL_MS * min(1 + self._tries.get(channel, 0), 16)
         return [SetTimer(RecallDue(channel), after_ms)]
+
+
+def _is_part(interest: Interest, body: bytes, value: Digest) -> bool:
+    """Whether this is what a cell holds that carries on some rows of a channel."""
+    return interest.entry.carried != "" and is_result(body, value)
 
 
 def positioned(effect: Effect) -> Effect:
