@@ -6,6 +6,7 @@ decisions.
 
 from __future__ import annotations
 
+import pytest
 from tests.support.cells import (
     ALICE,
     B1,
@@ -17,6 +18,7 @@ from tests.support.cells import (
 )
 from tests.support.ordering import (
     BOBS,
+    TOTAL,
     TOTAL_CRASH,
     Hall,
     agree,
@@ -28,6 +30,7 @@ from tests.support.ordering import (
 
 from quorumcast.core.machine import Persist, Receive, Suspect
 from quorumcast.core.quorum import Protection
+from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.consensus import Voted
 from quorumcast.ordering.execution import Decided, Snapshot
 from quorumcast.ordering.messages import (
@@ -48,6 +51,21 @@ from quorumcast.ordering.offers import Stored
 
 BYZANTINE = Protection.BYZANTINE
 FOUR = (B1, B2, B3, B4)
+
+
+@pytest.mark.parametrize("policy", [TOTAL, TOTAL_CRASH])
+@pytest.mark.parametrize("durable", [False, True])
+def test_broker_alone_orders_what_is_offered(policy: Policy, durable: bool) -> None:
+    hall = Hall(policy, n=1, f=0, durable=durable).begin()
+    before = publish(hall, 1, 9)
+    assert hall.order(B1) == before
+    hall.stop(B1)
+    hall.start(B1)
+    if not durable:
+        before = []  # the log begins anew
+    later = publish(hall, 1 + len(before), 5, each_ms=200)
+    assert hall.order(B1) == before + later
+    assert hall.suspected() == set()
 
 
 # -------------------------------------------------------------- being late

@@ -346,7 +346,11 @@ class Sequencer:
         if not self._kept:
             self._kept = True
             effects.append(Persist(Lived(self._log, self._life), lazy=True))
-        effects += self._proposer.propose(now)
+        proposed = self._proposer.propose(now)
+        while proposed and not self._consensus.peers:  # a broker alone has decided it already
+            effects += proposed + self._execute(now)
+            proposed = self._proposer.propose(now)
+        effects += proposed
         if not self._ticking:
             self._ticking = True
             effects.append(SetTimer(Tick(self._log), TICK_MS if self._busy else IDLE_TICK_MS))
@@ -393,13 +397,18 @@ class Sequencer:
         self._context.hear_life(sender, message.started)
         effects = self._change.on_standing(sender, message)
         effects += self._checkpoints.maybe_stabilise()
-        if self._amnesia.listen():
-            self._timeout.reset(now)
-            if self._consensus.blind:
-                self._proposer.barred = max(self._amnesia.regency, self._consensus.regency)
-            effects.append(Send(self._context.peers, self.standing()))
-            if self._amnesia.regency > self._consensus.regency:
-                effects += self._change.enter(self._amnesia.regency, now)
+        return effects + self._maybe_take_part(now)
+
+    def _maybe_take_part(self, now: Millis) -> list[Effect]:
+        """Take part once enough others have been heard; a broker alone has none to hear."""
+        if not self._amnesia.listen():
+            return []
+        self._timeout.reset(now)
+        if self._consensus.blind:
+            self._proposer.barred = max(self._amnesia.regency, self._consensus.regency)
+        effects: list[Effect] = [Send(self._context.peers, self.standing())]
+        if self._amnesia.regency > self._consensus.regency:
+            effects += self._change.enter(self._amnesia.regency, now)
         return effects
 
     # --------------------------------------------------------------- the clock
@@ -420,6 +429,7 @@ class Sequencer:
         effects += self._fetching.ask(now)
         effects += self._execution.backfill.ask(now)
         effects += self._execution.trim(now)
+        effects += self._maybe_take_part(now)
         self._amnesia.maybe_take_part(now)
         executed, halted = self._execution.executed, self._execution.halted
         late = executed < consensus.decided or consensus.late or halted
