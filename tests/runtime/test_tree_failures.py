@@ -69,8 +69,8 @@ class Reader:
         self.got: list[Batch | Gap] = []
 
     async def read(self) -> None:
-        async for item in self.inbox.batches():
-            self.got.append(item)
+        while items := await self.inbox.take():
+            self.got += items
 
     @property
     def last(self) -> int:
