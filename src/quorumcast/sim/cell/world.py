@@ -22,7 +22,16 @@ from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.membership import Adopt
 from quorumcast.cell.subscribing.subscriber import Subscriber
-from quorumcast.core.ids import Channel, Millis, NodeId, Stream, resumable, total_order
+from quorumcast.core.cuts import is_result
+from quorumcast.core.ids import (
+    Channel,
+    Millis,
+    NodeId,
+    Stream,
+    resumable,
+    split_digests,
+    total_order,
+)
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Effect, Event, Machine, Receive, Send
 from quorumcast.crypto.keyring import Keyring
@@ -254,7 +263,10 @@ class CellWorld(World[CellFacts]):
     def _bodies_held(
         self, stream: Stream, number: int, broker: NodeId | None = None
     ) -> list[bytes]:
-        """What correct brokers that are up hold of a number, or one of them does."""
+        """What correct brokers that are up hold of a number, or one of them does.
+
+        Of all brokers that is publications; one may hold some rows, or that none is carried on.
+        """
         found: dict[bytes, None] = {}
         for name in [name for cell in self.facts.cells() for name in cell.broker_ids]:
             node = self.nodes.get(name)
@@ -264,7 +276,9 @@ class CellWorld(World[CellFacts]):
             served = machine.served(stream) if isinstance(machine, Broker) else None
             run = None if served is None else served.carrier.ledger.read(number, 1, 1)
             if run is not None and run.first <= number < run.first + len(run.bodies):
-                found[run.bodies[number - run.first]] = None
+                body = run.bodies[number - run.first]
+                if broker is not None or not is_result(body, split_digests(run.digests)[0]):
+                    found[body] = None
         return list(found)
 
     # ----------------------------------------------------- applications

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from quorumcast.core.ids import Channel, Millis, NodeId
+from quorumcast.core.ids import CELL, Channel, Millis, NodeId, Stream
 from quorumcast.core.statements import Signed, parse_statement
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.sim.cell.adversary import CellAdversary
 from quorumcast.sim.cell.judges.facts import CellFacts
 from quorumcast.sim.cell.judges.readers import OwedPast
-from quorumcast.sim.tree.plan import ROOT, cell_name_of
+from quorumcast.sim.tree.plan import ROOT, cell_name_of, home_of, is_uplink
 
 
 class TreeFacts(CellFacts):
@@ -43,6 +43,24 @@ class TreeFacts(CellFacts):
                 if said is not None and manifest.cell == said.cell:
                     return manifest
         return self.manifest
+
+    def known_to(self, broker: NodeId, stream: Stream, number: int) -> list[bytes]:
+        """Of a lying publisher's stories those are left out that the broker was not told."""
+        held = super().known_to(broker, stream, number)
+        entry = self.manifest_of(broker).channel(stream.channel)
+        if entry is None or not entry.carried or not held:
+            return held
+        there = self.contents(stream, number)
+        if stream.publisher != CELL and self.adversary.is_correct(stream.publisher):
+            return there
+        return [one for one in there if self.twin.carried(entry, one).body in held]
+
+    def asked_by(self, node: NodeId, channel: Channel) -> tuple[str, ...]:
+        """An uplink asks for what its cell carries on."""
+        if not is_uplink(node):
+            return super().asked_by(node, channel)
+        entry = self._by_name[home_of(node)].channel(channel)
+        return (entry.carried,) if entry is not None and entry.carried else ()
 
     def lost_contents(self, node: NodeId, now: Millis) -> None:
         """What brokers below the root have lost, their parents still have: it comes again."""

@@ -27,6 +27,8 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     retained: int = 0
     #: Whether its brokers keep a journal.
     journal: bool = False
+    #: The rows that it carries on of channels with columns; "" for all.
+    where: str = ""
 
     @property
     def broker_names(self) -> tuple[NodeId, ...]:
@@ -49,12 +51,21 @@ def uplink_of(broker: NodeId) -> NodeId:
     return NodeId(f"{broker}.up")
 
 
+def is_uplink(node: NodeId) -> bool:
+    """Whether this is the name of a broker in its parent cell."""
+    return node.endswith(".up")
+
+
+def home_of(node: NodeId) -> str:
+    """The name of the cell that a node belongs to."""
+    home, dot, _ = node.partition(".")
+    return home if dot else ROOT
+
+
 def cell_name_of(node: NodeId) -> str:
     """The name of the cell in which a node serves, publishes or subscribes."""
-    home, dot, rest = node.partition(".")
-    if not dot:
-        return ROOT
-    return home[:-1] if rest.endswith(".up") else home
+    home = home_of(node)
+    return home[:-1] if is_uplink(node) else home
 
 
 class TreePlan(CellPlan, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from quorumcast.sim.cell.harm import entry_of, faults_of
 from quorumcast.sim.kernel.network import Weather
 from quorumcast.sim.kernel.plan import MAX_STEPS
 from quorumcast.sim.tree.plan import ROOT, Branch, TreePlan, cell_name_of, uplink_of
+from quorumcast.sim.tree.rows import draw_rows
 from quorumcast.sim.tree.run import ALIKE
 
 #: The cells below the root in the trees that are drawn, by name; a letter is a level.
@@ -276,6 +277,7 @@ def draw(seed: int, policy: str | None = None, adversary: str | None = None) -> 
     if harm != "none":
         _draw_extras(draft)
     clients.draw_resumptions(draft)
+    draft.branches = draw_rows(draft, draft.branches)
     return _plan(draft, weather)
 
 
@@ -371,5 +373,6 @@ def _plan(draft: TreeDraft, weather: Weather) -> TreePlan:
         finale=rng.choice((1, 3)),
         adversary=draft.adversary,
         resuming=draft.resuming,
+        predicates=draft.predicates,
         max_steps=6 * MAX_STEPS,
     )

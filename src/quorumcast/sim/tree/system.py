@@ -42,6 +42,20 @@ def _fewer_cells(plan: TreePlan) -> Iterator[TreePlan]:
             )
 
 
+def _more_rows(plan: TreePlan) -> Iterator[TreePlan]:
+    """The plan with a cell that carries on all rows that its parent has, which has all."""
+    some = [branch.name for branch in plan.branches if branch.where]
+    for name in some:
+        if name[:-1] not in some:
+            yield replace(
+                plan,
+                branches=tuple(
+                    replace(branch, where="") if branch.name == name else branch
+                    for branch in plan.branches
+                ),
+            )
+
+
 def _role(run: TreeRun, node: NodeId) -> str:
     if node in run.plan.publishers:
         return "publisher"
@@ -55,5 +69,5 @@ SYSTEM = System(
     run=TreeRun,
     tracing=Tracing(notes=CELL_NOTES, role=_role, header=CELL.tracing.header),
     variants=_variants,
-    simpler=(_fewer_cells, *CELL.simpler),
+    simpler=(_fewer_cells, _more_rows, *CELL.simpler),
 )

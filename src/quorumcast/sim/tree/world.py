@@ -59,8 +59,9 @@ def _relayed(entry: ChannelEntry, parent: Manifest, branch: Branch) -> ChannelEn
         limits = replace(limits, retained_publications=branch.retained)
     name = "relay-total" if entry.policy.total else "relay"
     policy = Policy.named(name, journal=branch.journal, limits=limits)
-    origin = ChannelOrigin(parent.cell, parent.operator, entry.name)
-    return ChannelEntry(entry.name, policy, (), origin=origin)
+    where = branch.where if entry.schema else ""
+    origin = ChannelOrigin(parent.cell, parent.operator, entry.name, where)
+    return ChannelEntry(entry.name, policy, (), schema=entry.schema, origin=origin)
 
 
 class TreeWorld(CellWorld):

@@ -17,6 +17,7 @@ from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Send
 from quorumcast.core.statements import Basis, SegmentStatement, parse_statement
 from quorumcast.sim.cell.judges.facts import CellFacts
+from quorumcast.sim.cell.judges.twin import value_of_body
 
 #: Number of wrong contents after which suspicion is due; the subscriber may ignore late ones.
 BAD_BODIES_DUE = 3
@@ -90,21 +91,24 @@ class Lies:
     def _on_bodies(
         self, facts: CellFacts, sender: NodeId, send: Send, message: Vote | Contents
     ) -> None:
-        digests = b"".join(map(facts.manifest_of(sender).hash, send.bodies))
-        if digests == message.digests:
+        manifest = facts.manifest_of(sender)
+        entry = manifest.channel(message.stream.channel)
+        if entry is None:
+            return
+        values = [value_of_body(entry, manifest.hash, body) for body in send.bodies]
+        if b"".join(values) == message.digests:
             return
         for reader in send.to:
             present = facts.reader(reader, message.stream.channel)
             # One that wants some rows takes no votes for whole publications.
-            takes = present is not None and not (present.where and isinstance(message, Vote))
+            takes = present is not None and not (present.asked and isinstance(message, Vote))
             upto = present.upto(message.stream) if present is not None and takes else 0
             # A subscriber ignores contents of a stream until f+1 brokers have named the stream to
             # it: f liars could invent streams without end. It surely knows those it accepted from.
             if not upto:
                 continue
             # It ignores contents beyond its vote window as well.
-            entry = facts.manifest_of(sender).channel(message.stream.channel)
-            window = 0 if entry is None else entry.policy.limits.vote_window
+            window = entry.policy.limits.vote_window
             last = message.first + len(send.bodies) - 1
             if upto < message.first and last <= upto + window:
                 count = self._bad_bodies[sender] = self._bad_bodies.get(sender, 0) + 1

@@ -22,6 +22,7 @@ from quorumcast.broadcast.application import (
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Matches, Publish, Pull, Ready
 from quorumcast.cell.filters import results_of
 from quorumcast.cell.messages import Checkpoint, Positions, Regain, Regained, Vote
+from quorumcast.core.cuts import head_of, looks_cut
 from quorumcast.core.ids import (
     CELL,
     DIGEST_SIZE,
@@ -49,7 +50,7 @@ from quorumcast.core.statements import (
 from quorumcast.crypto.digest import root
 from quorumcast.crypto.identity import signature_holds
 from quorumcast.faults.cell.base import channel_of
-from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.ordering.messages import (
     Accept,
     Chunk,
@@ -67,6 +68,7 @@ from quorumcast.sim.cell.judges.journaling import Journaled
 from quorumcast.sim.cell.judges.order import TotalOrder
 from quorumcast.sim.cell.judges.reading import ReadToTheEnd
 from quorumcast.sim.cell.judges.refusing import Justified, NoRefusal
+from quorumcast.sim.cell.judges.twin import value_of_body
 from quorumcast.sim.kernel.judging import Checker, EffectChecker
 
 
@@ -206,7 +208,7 @@ class Fifo(EffectChecker):
         # A gap in the total order may hide numbers of any publisher, and so do predicates.
         # What of the numbers in between matches is for `Completeness` to say.
         skipped = total_order(effect.stream.channel) in reader.gaps or (
-            isinstance(effect, Deliver) and reader.is_filtered and (effect.position or reader.where)
+            isinstance(effect, Deliver) and reader.is_filtered and (effect.position or reader.asked)
         )
         if known and (number <= known if skipped else number != known + 1):
             facts.violate(self.name, f"{node} came to {effect.stream} {number} after {known}")
@@ -256,7 +258,9 @@ class SoundStatements(EffectChecker):
         if not isinstance(said, SegmentStatement) or said.broker != node:
             return
         by = None if said.basis is Basis.SETTLED else (node, said.life)
-        place = (said.stream, said.log_id, said.first, said.count, by)
+        entry = facts.manifest_of(node).channel(said.stream.channel)
+        rows = "" if entry is None else entry.carried
+        place = (said.stream, said.log_id, said.first, said.count, by, rows)
         known, other = self._roots.setdefault(place, (said.root, node))
         if known != said.root:
             about = f"{said.stream} from {said.first} on"
@@ -331,30 +335,34 @@ class Vouching(EffectChecker):
     watches = CARRYING
 
     def __init__(self) -> None:
-        self._digests: dict[tuple[Stream, int], Digest] = {}
+        #: What cells vouch for, by the rows that they carry on.
+        self._digests: dict[tuple[Stream, int, str], bytes] = {}
 
     def on_effect(self, facts: CellFacts, node: NodeId, effect: Send) -> None:
         message = effect.message
         if not isinstance(message, Publish | ChainRun | Vote | Contents | Regained | Offer):
             return
         digests, stream = split_digests(message.digests), message.stream
-        if effect.bodies and list(map(facts.manifest_of(node).hash, effect.bodies)) != digests:
-            facts.violate(self.name, f"{node} sends other contents of {stream} than it names")
+        hash_, entry = facts.manifest_of(node).hash, facts.manifest_of(node).channel(stream.channel)
         published = facts.published.get(stream)
-        entry = facts.manifest_of(node).channel(stream.channel)
-        if published is None or entry is None or entry.policy.total:
+        if entry is None:
+            return
+        if effect.bodies and [value_of_body(entry, hash_, b) for b in effect.bodies] != digests:
+            facts.violate(self.name, f"{node} sends other contents of {stream} than it names")
+        if published is None or entry.policy.total:
             return
         for number, digest in enumerate(digests, message.first):
             if not facts.adversary.is_correct(stream.publisher):
                 return
-            if number > len(published) or digest != self._digest(facts, stream, number):
+            if number > len(published) or digest != self._value(facts, entry, stream, number):
                 facts.violate(self.name, f"{node} vouches for {stream} {number}, never published")
 
-    def _digest(self, facts: CellFacts, stream: Stream, number: int) -> Digest:
-        known = self._digests.get((stream, number))
+    def _value(self, facts: CellFacts, entry: ChannelEntry, stream: Stream, number: int) -> bytes:
+        place = (stream, number, entry.carried)
+        known = self._digests.get(place)
         if known is None:
-            known = facts.manifest_of(stream.publisher).hash(facts.published[stream][number - 1][0])
-            self._digests[stream, number] = known
+            contents, _ = facts.published[stream][number - 1]
+            known = self._digests[place] = facts.twin.carried(entry, contents).value
         return known
 
 
@@ -371,15 +379,16 @@ class SoundReceipts(EffectChecker):
         flaw = flaw_of_receipt(receipt, facts.signed_in(receipt.statements))
         if flaw:
             facts.violate(self.name, f"{what} is void: {flaw}")
-        found = unlabel(contents) if stream.publisher == CELL else None
+        head = head_of(contents) if looks_cut(contents) else contents
+        found = unlabel(head) if stream.publisher == CELL else None
         if found is not None:
-            said, contents = found
-            number = said.number
-            stream = Stream(stream.channel, NodeId(said.publisher), said.incarnation)
-        published = facts.published.get(stream, [])
-        if facts.adversary.is_correct(stream.publisher) and contents not in [
-            body for body, _ in published[number - 1 : number]
-        ]:
+            number, publisher = found[0].number, NodeId(found[0].publisher)
+            stream = Stream(stream.channel, publisher, found[0].incarnation)
+        entry = facts.manifest_of(node).channel(stream.channel)
+        if entry is None or not facts.adversary.is_correct(stream.publisher):
+            return
+        there = facts.contents(stream, number)
+        if contents not in [facts.twin.carried(entry, one).body for one in there]:
             facts.violate(self.name, f"{what} proves what was never published")
 
 
@@ -518,7 +527,7 @@ def flaw_of_receipt(receipt: Receipt, manifest: Manifest, *, any_epoch: bool = F
         return "a signature does not hold, or it is of another cell or epoch"
     place = receipt.number - receipt.first
     digest = receipt.digests[place * DIGEST_SIZE : (place + 1) * DIGEST_SIZE]
-    if place < 0 or manifest.hash(receipt.contents) != digest:
+    if place < 0 or value_of_body(channel, manifest.hash, receipt.contents) != digest:
         return "the contents are not what was signed for"
     count = len(receipt.digests) // DIGEST_SIZE
     signers = {

@@ -25,6 +25,7 @@ from quorumcast.broadcast.application import (
     Submit,
 )
 from quorumcast.broadcast.messages import Ack, Matches
+from quorumcast.core.cuts import head_of, looks_cut
 from quorumcast.core.ids import (
     CELL,
     Channel,
@@ -255,6 +256,8 @@ class CellFacts(kernel.Facts):
                 reader = Reader(
                     node, channel, now, start=event.start, until=event.until, where=event.where
                 )
+                entry = self.manifest_of(node).channel(channel)
+                reader.carried = "" if entry is None else entry.carried
                 if event.start is not None:
                     reader.past = self.owed_past(node, channel)
                 self.readers.append(reader)
@@ -406,7 +409,7 @@ class CellFacts(kernel.Facts):
         """Learn from correct brokers what is at these positions, which nobody may be handed."""
         for position in positions:
             for body in self.bodies_held(order, position, broker):
-                found = unlabel(body)
+                found = unlabel(head_of(body) if looks_cut(body) else body)
                 if found is not None:
                     publisher, incarnation = NodeId(found[0].publisher), found[0].incarnation
                     stream = Stream(order.channel, publisher, incarnation)
@@ -571,7 +574,7 @@ class CellFacts(kernel.Facts):
             return False
         asked = [reader.where_at(*place)]
         if entry.policy.total and (stream, number) not in self.places:
-            asked = [reader.where, *(where for where, _ in reader.earlier)]
+            asked = reader.asked_ever
         there = self.contents(stream, number)
         return any(
             where and not any(self.twin.result(entry, where, body).matches for body in there)
@@ -593,6 +596,8 @@ class CellFacts(kernel.Facts):
 
     def contents(self, stream: Stream, number: int) -> list[bytes]:
         """What was published under a number; several if nobody knows which of them is accepted."""
+        if stream.publisher == CELL:
+            return self.bodies_held(stream, number, None)
         entry = self.manifest_of(stream.publisher).channel(stream.channel)
         total = entry is not None and entry.policy.total
         if self.adversary.is_correct(stream.publisher):
@@ -602,6 +607,15 @@ class CellFacts(kernel.Facts):
             return self.bodies_held(stream, number, None)
         place = self.places.get((stream, number))
         return [] if place is None else self.bodies_held(total_order(stream.channel), place, None)
+
+    def known_to(self, broker: NodeId, stream: Stream, number: int) -> list[bytes]:
+        """The publication that a broker holds under a number, or holds rows of."""
+        return self.bodies_held(stream, number, broker)
+
+    def asked_by(self, node: NodeId, channel: Channel) -> tuple[str, ...]:
+        """What a subscriber asks for; () if it wants everything, or does not subscribe."""
+        reader = self.reader(node, channel)
+        return () if reader is None else reader.asked
 
     def _is_excused(self, reader: Reader, stream: Stream, order: Stream, number: int) -> bool:
         if reader.is_excused(stream, number):

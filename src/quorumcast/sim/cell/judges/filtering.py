@@ -6,18 +6,18 @@ of lying ones, on what correct brokers hold.
 
 from __future__ import annotations
 
-from quorumcast.broadcast.application import Deliver, Passed
+from quorumcast.broadcast.application import Deliver, Passed, Recalled
 from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.filters import results_of
 from quorumcast.core.cuts import looks_cut
-from quorumcast.core.ids import CELL, NodeId, Stream, split_digests, total_order
+from quorumcast.core.ids import NodeId, Stream, split_digests, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.machine import Send
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.matching.cut import decode_cut
 from quorumcast.sim.cell.judges.facts import CellFacts, may_publish, may_subscribe
 from quorumcast.sim.cell.judges.readers import Reader
-from quorumcast.sim.cell.judges.twin import RowResult
+from quorumcast.sim.cell.judges.twin import RowResult, within
 from quorumcast.sim.kernel.judging import EffectChecker
 
 #: The property that a subscriber gets nothing else than what matches.
@@ -32,18 +32,23 @@ class Completeness(EffectChecker):
     """
 
     name = "Completeness"
-    watches = frozenset((Deliver, Passed))
+    watches = frozenset((Deliver, Passed, Recalled))
 
     def __init__(self) -> None:
         #: Numbers that readers passed, each with what they asked for.
         self._passed: dict[tuple[Stream, int], dict[tuple[str, ...], NodeId]] = {}
 
-    def on_effect(self, facts: CellFacts, node: NodeId, effect: Deliver | Passed) -> None:
+    def on_effect(
+        self, facts: CellFacts, node: NodeId, effect: Deliver | Passed | Recalled
+    ) -> None:
+        if isinstance(effect, Recalled):
+            self._recall(facts, node, effect)
+            return
         reader = facts.reader(node, effect.stream.channel)
         entry = facts.manifest_of(node).channel(effect.stream.channel)
         if reader is None or entry is None:
             return
-        if not reader.where:
+        if not reader.asked:
             if isinstance(effect, Passed) or effect.cut:
                 what = f"{node}, which wants everything, got a part of {effect.stream}"
                 facts.violate(RELEVANCE_BY_ROW, what)
@@ -53,7 +58,18 @@ class Completeness(EffectChecker):
             return
         place, number = effect.place
         self._skip(facts, reader, entry, place, number - 1)
-        self._judge(facts, reader, entry, effect)
+        self._judge(facts, node, entry, reader.asked, effect)
+
+    def _recall(self, facts: CellFacts, node: NodeId, effect: Recalled) -> None:
+        """A recalled position has the rows that its cell carries on, whatever the reader wants."""
+        entry = facts.manifest_of(node).channel(effect.channel)
+        if entry is None or not entry.carried:
+            return
+        asked = within(entry.carried, ())
+        if effect.found is not None:
+            self._judge(facts, node, entry, asked, effect.found)
+        elif not effect.oldest:
+            self._nothing(facts, entry, total_order(effect.channel), effect.position, asked, node)
 
     # ------------------------------------------------------------ what was passed
 
@@ -63,8 +79,8 @@ class Completeness(EffectChecker):
         """A reader says that nothing matches from what it was told last up to a number."""
         known = reader.upto(stream)
         for number in range(known + 1, upto + 1) if known else ():
-            self._passed.setdefault((stream, number), {})[reader.where] = reader.node
-            self._nothing(facts, entry, stream, number, reader.where, reader.node)
+            self._passed.setdefault((stream, number), {})[reader.asked] = reader.node
+            self._nothing(facts, entry, stream, number, reader.asked, reader.node)
 
     def _nothing(
         self,
@@ -75,8 +91,7 @@ class Completeness(EffectChecker):
         where: tuple[str, ...],
         node: NodeId,
     ) -> None:
-        order = stream.publisher == CELL
-        there = facts.bodies_held(stream, number, None) if order else facts.contents(stream, number)
+        there = facts.contents(stream, number)
         results = [facts.twin.result(entry, where, contents) for contents in there]
         if results and all(result.matches for result in results):
             rows = results[0].rows
@@ -88,24 +103,30 @@ class Completeness(EffectChecker):
     # --------------------------------------------------------- what was delivered
 
     def _judge(
-        self, facts: CellFacts, reader: Reader, entry: ChannelEntry, effect: Deliver
+        self,
+        facts: CellFacts,
+        node: NodeId,
+        entry: ChannelEntry,
+        asked: tuple[str, ...],
+        effect: Deliver,
     ) -> None:
         """A delivery is what the twin makes of the publication with this digest."""
-        hash_ = facts.manifest_of(reader.node).hash
+        hash_ = facts.manifest_of(node).hash
         there = facts.contents(effect.stream, effect.number)
         if not effect.cut:
             before = label(effect.stream, effect.number) if effect.position else b""
             there.append(before + effect.body)
         for contents in there:
             if hash_(contents) == effect.digest:
-                expected = facts.twin.result(entry, reader.where, contents)
-                self._compare(facts, reader, entry, effect, expected)
+                expected = facts.twin.result(entry, asked, contents)
+                what = f"{node} got {{}} of {effect.stream} {effect.number} for {asked}"
+                self._compare(facts, what, entry, effect, expected)
                 return
 
     def _compare(
         self,
         facts: CellFacts,
-        reader: Reader,
+        what: str,
         entry: ChannelEntry,
         effect: Deliver,
         expected: RowResult,
@@ -114,7 +135,6 @@ class Completeness(EffectChecker):
             same = effect.body == expected.body if effect.cut else expected.matches
             if same:
                 return
-        what = f"{reader.node} got {{}} of {effect.stream} {effect.number} for {reader.where}"
         due = expected.rows
         if not effect.cut:
             facts.violate(RELEVANCE_BY_ROW, what.format("all") + f", where {due} match")
@@ -157,13 +177,13 @@ class SoundResults(EffectChecker):
             facts.violate(self.name, f"{node} sends a vote on {said.stream} that makes no sense")
             return
         for reader in effect.to:
-            present = facts.reader(reader, said.stream.channel)
-            if present is None or facts.twin.id_of(entry, present.where) != said.where:
+            asked = facts.asked_by(reader, said.stream.channel)
+            if facts.twin.id_of(entry, asked) != said.where:
                 continue  # it has left, or asks for other rows by now
             for number, value in enumerate(split_digests(results[0]), said.first):
-                for contents in facts.bodies_held(said.stream, number, node):
-                    if facts.twin.result(entry, present.where, contents).value != value:
-                        what = f"{said.stream} {number} for {present.where}"
+                for contents in facts.known_to(node, said.stream, number):
+                    if facts.twin.result(entry, asked, contents).value != value:
+                        what = f"{said.stream} {number} for {asked}"
                         facts.violate(self.name, f"{node} votes wrongly on {what}")
 
 
@@ -175,7 +195,7 @@ class Coverage:
     def pending(self, facts: CellFacts) -> str | None:
         for reader in facts.present():
             entry = facts.manifest_of(reader.node).channel(reader.channel)
-            if entry is None or not reader.where or reader.standing_at is None:
+            if entry is None or not reader.asked or reader.standing_at is None:
                 continue
             if not may_subscribe(facts.manifest_of(reader.node), reader.node, reader.channel):
                 continue

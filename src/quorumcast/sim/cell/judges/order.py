@@ -41,7 +41,10 @@ class TotalOrder(EffectChecker):
                 self._last[id(facts.reader(node, stream.channel))] = upto
             case DeliverGap(stream=stream, first=first, upto=upto) if stream.publisher == CELL:
                 self._step(facts, node, stream.channel, first, upto)
-            case Recalled(found=None, channel=channel, position=position):
+            case Recalled(found=None, channel=channel, position=position, oldest=oldest):
+                entry = facts.manifest_of(node).channel(channel)
+                if not oldest and entry is not None and entry.carried:
+                    return  # nothing is carried on there, as `Completeness` checks
                 if position > facts.let_go(total_order(channel), node):
                     facts.violate(self.name, f"{node} was told that {channel} {position} is gone")
             case Recalled(found=found):
@@ -85,7 +88,7 @@ class TotalOrder(EffectChecker):
         """What matches predicates follows on what does not, of which `Completeness` knows."""
         reader = facts.reader(node, channel)
         last = self._last.get(id(reader))
-        if reader is not None and reader.where and last is not None and last < position:
+        if reader is not None and reader.asked and last is not None and last < position:
             self._last[id(reader)] = position - 1
 
     def _step(

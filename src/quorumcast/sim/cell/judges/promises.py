@@ -130,7 +130,7 @@ class Extracts:
             got = sum(map(len, reader.accepted.values()))
             stayed = reader.left_at is None
             reached = max([reader.turned, *(u for g in reader.gaps.values() for _, u in g)])
-            if reader.where and got <= wanted:
+            if reader.asked and got <= wanted:
                 got = wanted  # `Completeness` counts what was passed
             if got > wanted or (stayed and (got, reached) != (wanted, reader.until - 1)):
                 return f"{reader} got {got} of {wanted} publications before {reader.until}"

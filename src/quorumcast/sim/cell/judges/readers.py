@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from quorumcast.core.ids import CELL, Channel, Digest, NodeId, Stream, total_order
+from quorumcast.sim.cell.judges.twin import within
 
 
 class OwedPast(msgspec.Struct, eq=False):
@@ -72,8 +73,10 @@ class Reader(msgspec.Struct, eq=False):
     proving: dict[tuple[Stream, int], None] = msgspec.field(default_factory=dict)
     #: Whether publishers have to wait for it: it had caught up when its application stopped.
     waited_for: bool = False
-    #: The predicates in force; none for everything.
+    #: The predicates in force; none for everything that its cell has.
     where: tuple[str, ...] = ()
+    #: The rows that its cell carries on of a channel of another cell; "" for all.
+    carried: str = ""
     #: Predicates before these, and the last number of each stream for which they were in force.
     earlier: list[tuple[tuple[str, ...], dict[Stream, int]]] = []
     #: The last number of each stream up to which nothing more matched, as it was told.
@@ -100,9 +103,19 @@ class Reader(msgspec.Struct, eq=False):
         return max(self.position, self.passed.get(total_order(self.channel), 0))
 
     @property
+    def asked(self) -> tuple[str, ...]:
+        """The predicates that decide what it gets of each publication; none for everything."""
+        return within(self.carried, self.where)
+
+    @property
+    def asked_ever(self) -> list[tuple[str, ...]]:
+        """The present predicates, and all before them."""
+        return [self.asked, *(within(self.carried, where) for where, _ in self.earlier)]
+
+    @property
     def is_filtered(self) -> bool:
-        """Whether it has, or had, predicates."""
-        return bool(self.where) or any(where for where, _ in self.earlier)
+        """Whether it gets, or got, some rows only."""
+        return any(self.asked_ever)
 
     def select(self, where: tuple[str, ...]) -> None:
         """It asks for other rows of everything that it has not been told of."""
@@ -114,8 +127,8 @@ class Reader(msgspec.Struct, eq=False):
         """The predicates in force when it was told of a number."""
         for where, upto in self.earlier:
             if number <= upto.get(stream, 0):
-                return where
-        return self.where
+                return within(self.carried, where)
+        return self.asked
 
     def first(self, stream: Stream) -> int | None:
         """The first number that this reader knows of."""

@@ -12,6 +12,7 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
+from quorumcast.core.cuts import looks_cut
 from quorumcast.core.envelope import ENVELOPE_BYTES, contents_start, read_envelope
 from quorumcast.core.ids import NOTHING, Digest
 from quorumcast.core.limits import MAX_MATCHED_ROWS
@@ -55,6 +56,12 @@ class RowTwin:
             self._known[key] = self._evaluated(entry, where, contents)
         return self._known[key]
 
+    def carried(self, entry: ChannelEntry, contents: bytes) -> RowResult:
+        """What brokers of a cell hold of a publication: all of it, or what they carry on."""
+        if not entry.carried:
+            return RowResult(self._hash(contents), contents, None)
+        return self.result(entry, within(entry.carried, ()), contents)
+
     def id_of(self, entry: ChannelEntry, where: tuple[str, ...]) -> bytes:
         """The id by which votes name these predicates; b"" for none."""
         return _named(entry.schema, where) if where and entry.schema else b""
@@ -91,6 +98,20 @@ def _parsed(columns: tuple[tuple[str, str], ...], text: str) -> Predicate:
 @lru_cache(maxsize=256)
 def _named(columns: tuple[tuple[str, str], ...], where: tuple[str, ...]) -> bytes:
     return make_filter(where, arrow_schema(columns), "the predicate").id
+
+
+def within(carried: str, where: tuple[str, ...]) -> tuple[str, ...]:
+    """Predicates for whole publications, where a cell carries on some rows of them only."""
+    if not carried:
+        return where
+    return tuple(f"({carried}) AND ({text})" for text in where) or (carried,)
+
+
+def value_of_body(entry: ChannelEntry, hash_: Hasher, body: bytes) -> bytes:
+    """What brokers of a channel hold this body under."""
+    if entry.carried and not body:
+        return NOTHING
+    return value_of_cut(body) if entry.carried and looks_cut(body) else hash_(body)
 
 
 def value_of_cut(body: bytes) -> bytes:
