@@ -19,6 +19,7 @@ from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import PAYLOAD, batch_of_payloads, encode_batch
 from quorumcast.crypto.digest import hasher
 from quorumcast.manifest.schema import ARROW_TYPES
+from quorumcast.matching import cut as cutting
 from quorumcast.matching.cut import OpenedBody, RowCut, Rows, cut_out, decode_cut, open_body
 
 ENVELOPE = write_envelope(1_700_000_000_000_000)
@@ -65,7 +66,7 @@ def places(*numbers: int) -> Rows:
 
 
 def cut_of(body: OpenedBody, rows: Rows) -> RowCut:
-    found = cut_out(body, rows)
+    (found,) = cut_out(body, [rows])
     assert found is not None
     return found
 
@@ -163,6 +164,24 @@ def test_nonsense_of_a_broker_gives_none_or_another_cut(
         assert len(head_of(wrong)) <= len(wrong)
 
 
+@given(rows_and_cuts, st.integers(1, 40_000))
+@settings(max_examples=60, deadline=None)
+def test_cuts_that_are_made_at_once_are_those_made_alone(
+    drawn: tuple[pa.RecordBatch, list[int], random.Random], together: int
+) -> None:
+    batch, rows, draw = drawn
+    body = opened(batch)
+    several = [rows, rows[:1], list(range(batch.num_rows)), rows[len(rows) // 2 :], rows[-1:]]
+    wanted = [places(*one) for one in draw.sample(several, 5)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cutting, "_TAKEN_BYTES", together)
+        found = cut_out(body, wanted)
+    for one, numbers in zip(found, wanted, strict=True):
+        (alone,) = cut_out(body, [numbers])
+        assert (one and one.encode()) == (alone and alone.encode())
+        assert one is None or one.batch.equals(batch.take(pa.array(numbers)))
+
+
 INTS = pa.schema([pa.field("a", pa.int32()), pa.field("b", pa.string())])
 
 
@@ -178,7 +197,7 @@ def test_short_and_long_texts_are_cut_alike(length: int) -> None:
     opened = open_body(batch.schema, digest_of(body), body)
     assert opened is not None
     places = np.array([1, 3, 4, 10, 17, 30, 59], np.uint32)
-    cut = RowCut(opened.publication, opened.head, 60, places, batch, places.astype(np.intp))
+    cut = RowCut(opened.publication, opened.head, 60, places, batch, places)
     decoded = decode_cut(cut.encode(), batch.schema)
     assert decoded is not None
     assert decoded.batch.column(0).to_pylist() == [texts[place] for place in places]
@@ -219,8 +238,11 @@ def test_digest_covers_every_field(differing: str) -> None:
 
 def test_more_than_half_of_the_rows_go_whole() -> None:
     body = opened(ints(100), INTS)
-    assert cut_out(body, np.arange(50, dtype=np.uint32)) is not None
-    assert cut_out(body, np.arange(51, dtype=np.uint32)) is None
+    fifty, more, again = cut_out(body, [np.arange(n, dtype=np.uint32) for n in (50, 51, 50)])
+    assert more is None
+    assert fifty is not None
+    assert again is not None
+    assert again.encode() == fifty.encode()
 
 
 def test_cut_that_is_no_shorter_than_the_publication_goes_whole() -> None:
@@ -228,10 +250,11 @@ def test_cut_that_is_no_shorter_than_the_publication_goes_whole() -> None:
     schema = pa.schema([pa.field("flag", pa.bool_())])
     batch = pa.RecordBatch.from_arrays([pa.array([True, False] * 5000)], schema=schema)
     body = opened(batch, schema)
-    few = cut_out(body, np.arange(100, dtype=np.uint32))
+    half = np.arange(0, 5000, 2, dtype=np.uint32)
+    few, many = cut_out(body, [np.arange(100, dtype=np.uint32), half])
     assert few is not None
     assert len(few.encode()) < body.size
-    assert cut_out(body, np.arange(0, 5000, 2, dtype=np.uint32)) is None
+    assert many is None
 
 
 def test_all_rows_of_a_cut_are_the_cut() -> None:

@@ -38,6 +38,7 @@ only gets shorter, so nothing goes whole of which a wider predicate gave a cut.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -52,16 +53,20 @@ from quorumcast.core.ids import Digest
 from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import decode_batch, decode_older, is_sound
 from quorumcast.matching.normal_form import (
+    NormalRows,
     Parts,
-    Places,
+    WrittenColumns,
+    columns_used,
     has_normal_form,
     padded,
     read_columns,
-    write_columns,
+    taken,
 )
 
 #: Numbers of rows, ascending.
 Rows: TypeAlias = npt.NDArray[np.uint32]
+#: Rows are taken for so many cuts at once that they have about so many bytes.
+_TAKEN_BYTES = 4 * 1024 * 1024
 
 
 class RowCut:
@@ -76,7 +81,7 @@ class RowCut:
         total: int,
         rows: Rows,
         batch: pa.RecordBatch,
-        places: Places | None = None,
+        places: Rows | None = None,
         wire: bytes | None = None,
     ) -> None:
         self.publication = publication
@@ -95,9 +100,7 @@ class RowCut:
     def batch(self) -> pa.RecordBatch:
         """The rows."""
         if self._places is not None:
-            places = pa.py_buffer(self._places.astype(np.uint32))
-            taken = pa.Array.from_buffers(pa.uint32(), len(self._places), [None, places])
-            self._batch, self._places = self._batch.take(taken), None
+            self._batch, self._places = taken(self._batch, self._places), None
         return self._batch
 
     @property
@@ -110,15 +113,9 @@ class RowCut:
     def encode(self) -> bytes:
         """The cut as it travels."""
         if self._wire is None:
-            self._wire = self._encoded()
+            columns = NormalRows(self.batch).written(0, len(self.rows))
+            self._wire = _wire(self.publication, self.head, self.total, self.rows, columns)
         return self._wire
-
-    def _encoded(self) -> bytes:
-        nulls, columns = write_columns(self._batch, self._places)
-        numbers = (self.total, len(self.rows), len(self.head), len(nulls))
-        header = HEADER.pack(MARK, self.publication, *numbers)
-        parts = (header, self.head, self.rows.tobytes(), nulls, *columns)
-        return b"".join(map(padded, parts))
 
 
 class OpenedBody(msgspec.Struct, frozen=True):
@@ -166,18 +163,47 @@ def open_body(
     return OpenedBody(Digest(digest), body[:after], batch.num_rows, batch, len(body))
 
 
-def cut_out(opened: OpenedBody, places: Rows) -> RowCut | None:
-    """The cut with the rows at these places of a body; None if the publication goes whole."""
-    ensure(len(places) > 0, "a cut has at least one row")
-    wider = opened.cut
+def cut_out(opened: OpenedBody, wanted: Sequence[Rows]) -> list[RowCut | None]:
+    """The cuts with the rows at each of these places of a body; None where it goes whole.
+
+    Most of what it takes to cut does not depend on the number of rows, and is done for many cuts at
+    once.
+    """
+    few = [places for places in wanted if 2 * len(places) <= opened.total]
+    at_once = max(1, _TAKEN_BYTES // max(1, opened.size))
+    parts = [few[first : first + at_once] for first in range(0, len(few), at_once)]
+    cuts = iter([cut for part in parts for cut in _cuts(opened, part)])
+    return [next(cuts) if 2 * len(places) <= opened.total else None for places in wanted]
+
+
+def _cuts(opened: OpenedBody, wanted: Sequence[Rows]) -> Iterator[RowCut | None]:
+    columns = opened.batch.select(range(columns_used(opened.batch)))
+    there = NormalRows(taken(columns, np.concatenate(wanted)))
+    start = 0
+    for places in wanted:
+        ensure(len(places) > 0, "a cut has at least one row")
+        yield _cut(opened, places, there.written(start, start + len(places)))
+        start += len(places)
+
+
+def _cut(opened: OpenedBody, places: Rows, columns: WrittenColumns) -> RowCut | None:
+    publication, head, total, wider = opened.publication, opened.head, opened.total, opened.cut
     if wider is not None and len(places) == len(wider.rows):
         return wider
-    if 2 * len(places) > opened.total:
-        return None
     rows = places if wider is None else wider.rows[places]
-    where = places.astype(np.intp)
-    cut = RowCut(opened.publication, opened.head, opened.total, rows, opened.batch, where)
-    return cut if wider is not None or len(cut.encode()) < opened.size else None
+    wire = _wire(publication, head, total, rows, columns)
+    if wider is None and len(wire) >= opened.size:
+        return None
+    return RowCut(publication, head, total, rows, opened.batch, places, wire)
+
+
+def _wire(
+    publication: Digest, head: bytes, total: int, rows: Rows, columns: WrittenColumns
+) -> bytes:
+    """A cut as it travels."""
+    nulls, parts = columns
+    header = HEADER.pack(MARK, publication, total, len(rows), len(head), len(nulls))
+    return b"".join(map(padded, (header, head, rows.tobytes(), nulls, *parts)))
 
 
 def decode_cut(body: bytes, schema: pa.Schema, *, accepted: bool = False) -> RowCut | None:

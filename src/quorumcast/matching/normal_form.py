@@ -1,15 +1,15 @@
 """Columns in the one form that depends on their values alone.
 
 Arrow lays out equal values in many ways: what was sliced has an offset, null slots contain
-anything, a bitmap may be there without nulls, bits may begin inside a byte. `write_columns` picks
-rows and writes them in one form, and `read_columns` makes a batch of it without copying. The form
-is described in `matching.cut`.
+anything, a bitmap may be there without nulls, bits may begin inside a byte. `NormalRows` writes
+rows in one form, and `read_columns` makes a batch of it without copying. The form is described in
+`matching.cut`.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +17,13 @@ import pyarrow as pa
 
 from quorumcast.core.publication import null_column
 
-#: Places of rows in a batch.
-Places: TypeAlias = npt.NDArray[np.intp]
+#: A byte per column that tells of nulls, and the parts.
+WrittenColumns: TypeAlias = tuple[bytes, list[bytes]]
 _Ends: TypeAlias = npt.NDArray[np.int32]
 _Flags: TypeAlias = npt.NDArray[np.bool_]
 
 _END = struct.Struct("<i")
 _ALIGNED = 8
-#: Bytes of a value, on average, up to which copying byte by byte is faster than value by value.
-_SHORT = 32
 #: Types by their number: asking Arrow for each column would cost as much as writing it.
 _BOOL = pa.bool_().id
 _TEXTS = frozenset((pa.string().id, pa.binary().id))
@@ -46,88 +44,103 @@ def has_normal_form(schema: pa.Schema) -> bool:
     return all(kind.id in _FLAT for kind in schema.types)
 
 
+def columns_used(batch: pa.RecordBatch) -> int:
+    """How many columns there are up to the last one with a value, and at least one."""
+    used = batch.num_columns
+    while used > 1 and batch.column(used - 1).null_count == batch.num_rows:
+        used -= 1
+    return int(used)
+
+
+def taken(batch: pa.RecordBatch, places: npt.NDArray[np.uint32]) -> pa.RecordBatch:
+    """The rows at these places; `pa.array` would import pandas."""
+    numbers = pa.Array.from_buffers(pa.uint32(), len(places), [None, pa.py_buffer(places)])
+    return batch.take(numbers)
+
+
 def padded(part: bytes) -> bytes:
     """A part of the form, filled up with zeros."""
     rest = -len(part) % _ALIGNED
     return part + bytes(rest) if rest else part
 
 
-def write_columns(batch: pa.RecordBatch, places: Places | None) -> tuple[bytes, list[bytes]]:
-    """A byte per column that tells of nulls, and the parts; `places` picks rows, None all."""
-    columns = [_Column(column, places) for column in batch.columns]
-    while columns and columns[-1].all_null:
-        columns.pop()
-    nulls = bytes([column.valid is not None for column in columns])
-    return nulls, [part for column in columns for part in column.parts()]
+class NormalRows:
+    """The rows of a batch, of which any that follow one another can be written."""
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._columns = [_Column(column) for column in batch.columns]
+
+    def written(self, start: int, stop: int) -> WrittenColumns:
+        """These rows in the one form."""
+        columns = list(self._columns)
+        while columns and columns[-1].is_null(start, stop):
+            columns.pop()
+        nulls = bytes([column.valid(start, stop) is not None for column in columns])
+        return nulls, [part for column in columns for part in column.parts(start, stop)]
 
 
 class _Column:
-    """Some rows of a column."""
+    """One column of the rows."""
 
-    __slots__ = ("_buffers", "_first", "_index", "_last", "_type", "all_null", "valid")
+    __slots__ = ("_numbers", "_text", "_type", "_valid")
 
-    def __init__(self, column: pa.Array, places: Places | None) -> None:
+    def __init__(self, column: pa.Array) -> None:
         self._type: int = column.type.id
-        self._buffers = column.buffers()
-        self._first: int = column.offset
-        self._last = self._first + len(column)
-        #: Where the rows are in the buffers; None: from first to last.
-        self._index = places + self._first if places is not None and self._first else places
+        buffers, first = column.buffers(), column.offset
+        last = first + len(column)
         #: Which rows have a value; None if all have.
-        self.valid: _Flags | None = None
-        self.all_null = False
-        if column.null_count:
-            valid = self._bits(self._buffers[0])
-            if not valid.all():
-                self.valid = valid
-                self.all_null = not valid.any()
-
-    def parts(self) -> list[bytes]:
-        """The parts of the form."""
-        valid = self.valid
-        before = [] if valid is None else [_packed(valid)]
+        self._valid = _bits(buffers[0], first, last) if column.null_count else None
+        self._text: memoryview | None = None
+        #: Values, or bits; or where the first text begins, and the ends of all.
+        self._numbers: npt.NDArray[Any]
         if self._type in _TEXTS:
-            return before + self._texts()
+            self._numbers = np.frombuffer(buffers[1], np.int32, last + 1)[first:]
+            self._text = memoryview(buffers[2] or b"")
+            return
         if self._type == _BOOL:
-            bits = self._bits(self._buffers[1])
-            return [*before, _packed(bits if valid is None else bits & valid)]
-        # A publisher's buffer may end inside a number behind the last one.
-        numbers = np.frombuffer(self._buffers[1], _NUMBERS[self._type], self._last)
-        numbers = numbers[self._first : self._last] if self._index is None else numbers[self._index]
-        if valid is not None:
-            numbers = np.where(valid, numbers, numbers.dtype.type(0))
-        return [*before, numbers.tobytes()]
+            self._numbers = _bits(buffers[1], first, last)
+        else:
+            # A publisher's buffer may end inside a number behind the last one.
+            self._numbers = np.frombuffer(buffers[1], _NUMBERS[self._type], last)[first:]
+        if self._valid is not None:
+            zero = self._numbers.dtype.type(0)
+            self._numbers = np.where(self._valid, self._numbers, zero)
 
-    def _texts(self) -> list[bytes]:
+    def valid(self, start: int, stop: int) -> _Flags | None:
+        """Which of these rows have a value; None if all have."""
+        if self._valid is None:
+            return None
+        valid = self._valid[start:stop]
+        return None if valid.all() else valid
+
+    def is_null(self, start: int, stop: int) -> bool:
+        """Whether none of these rows has a value."""
+        valid = self.valid(start, stop)
+        return valid is not None and not valid.any()
+
+    def parts(self, start: int, stop: int) -> list[bytes]:
+        """The parts of the form for these rows."""
+        valid = self.valid(start, stop)
+        before = [] if valid is None else [_packed(valid)]
+        if self._text is not None:
+            return before + self._texts(self._text, self._numbers[start : stop + 1], valid)
+        numbers = self._numbers[start:stop]
+        return [*before, _packed(numbers) if self._type == _BOOL else numbers.tobytes()]
+
+    @staticmethod
+    def _texts(text: memoryview, ends: _Ends, valid: _Flags | None) -> list[bytes]:
         """The ends of the values, and the values."""
-        ends = np.frombuffer(self._buffers[1], np.int32, self._last + 1)
-        if self._index is None:
-            ends = ends[self._first : self._last + 1]
-            first, last = ends[:-1], ends[1:]
-        else:
-            first, last = ends[self._index], ends[self._index + 1]
-        if self.valid is not None:
-            last = np.where(self.valid, last, first)
-        written = np.zeros(len(first) + 1, np.uint32)
-        np.cumsum(last - first, out=written[1:])
-        size = int(written[-1])
-        if not size:
-            return [written.tobytes(), b""]
-        text = self._buffers[2]
-        if size == last[-1] - first[0]:  # rows ascend, so there are no gaps
-            return [written.tobytes(), bytes(memoryview(text)[first[0] : last[-1]])]
-        return [written.tobytes(), _gathered(text, first, last)]
-
-    def _bits(self, buffer: pa.Buffer) -> _Flags:
-        packed = np.frombuffer(buffer, np.uint8)
-        if self._index is None:
-            start = self._first >> 3
-            bits = np.unpackbits(packed[start : (self._last + 7) >> 3], bitorder="little")
-            bits = bits[self._first - 8 * start : self._last - 8 * start]
-        else:
-            bits = packed[self._index >> 3] >> (self._index & 7).astype(np.uint8) & 1
-        flags: _Flags = bits.astype(np.bool_)
-        return flags
+        first, last = ends[:-1], ends[1:]
+        written = ends - ends[0]
+        if valid is not None:
+            np.cumsum(np.where(valid, last - first, 0), out=written[1:])
+        if written[-1] == ends[-1] - ends[0]:
+            return [written.tobytes(), bytes(text[ends[0] : ends[-1]])]
+        # What is null has bytes all the same.
+        values = [text[start:end] for start, end in zip(first[valid], last[valid], strict=True)]
+        return [written.tobytes(), b"".join(values)]
 
 
 class Parts:
@@ -184,20 +197,11 @@ def _read_column(kind: pa.DataType, has_nulls: int, parts: Parts, count: int) ->
     return pa.Array.from_buffers(kind, count, buffers)
 
 
-def _gathered(text: pa.Buffer, first: _Ends, last: _Ends) -> bytes:
-    """The bytes between these ends, one after another."""
-    lengths = last - first
-    size = int(lengths.sum())
-    if size <= _SHORT * len(lengths):
-        # Consecutive numbers, moved to where each value begins.
-        ends = np.cumsum(lengths, dtype=np.int64)
-        places = np.arange(size) + np.repeat(first - (ends - lengths), lengths)
-        few: bytes = np.frombuffer(text, np.uint8)[places].tobytes()
-        return few
-    view = memoryview(text)
-    return b"".join(
-        [view[start:end] for start, end in zip(first.tolist(), last.tolist(), strict=True)]
-    )
+def _bits(buffer: pa.Buffer, first: int, last: int) -> _Flags:
+    start = first >> 3
+    packed = np.frombuffer(buffer, np.uint8)[start : (last + 7) >> 3]
+    bits = np.unpackbits(packed, count=last - 8 * start, bitorder="little")
+    return bits[first - 8 * start :].view(np.bool_)
 
 
 def _packed(flags: _Flags) -> bytes:

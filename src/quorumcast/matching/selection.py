@@ -19,6 +19,7 @@ from quorumcast.core.ids import NOTHING, Digest, split_digests
 from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import widened
 from quorumcast.matching.cut import OpenedBody, RowCut, Rows, cut_out, open_body
+from quorumcast.matching.normal_form import columns_used
 
 if TYPE_CHECKING:
     from quorumcast.matching.indexing.filter_set import FilterSet
@@ -137,9 +138,11 @@ class OpenedRun:
 
     def select(self, wanted: RowFilter) -> Selected:
         """What a filter selects."""
-        return self._selected(
+        found = [
             match for joined in self._joined for match in joined.split(wanted.rows(joined.batch))
-        )
+        ]
+        self._cut(found)
+        return self._selected(found)
 
     def select_all(self, filters: FilterSet) -> dict[bytes, Selected]:
         """What each of many filters selects, by id; rows are looked at once for all."""
@@ -149,17 +152,18 @@ class OpenedRun:
         for joined in self._joined:
             for one, rows in filters.match(joined.batch):
                 found.setdefault(one.id, []).extend(joined.split(rows))
+        self._cut(match for matches in found.values() for match in matches)
         for name, matches in found.items():
             chosen[name] = self._selected(matches)
         return chosen
 
-    def _selected(self, found: Iterable[tuple[int, Rows]]) -> Selected:
+    def _selected(self, found: Sequence[tuple[int, Rows]]) -> Selected:
         """What is selected if these rows of these numbers match."""
         votes = list(self._blank)
         places = list(self._whole)
         cuts = {}
         for place, rows in found:
-            cut = self._cut(place, rows)
+            cut = self._cuts[place, rows.tobytes()]
             if cut is not None:
                 cuts[place] = cut
             votes[place] = self._digests[place] if cut is None else Digest(cut.digest)
@@ -168,13 +172,17 @@ class OpenedRun:
             b"".join(votes), sorted(places), cuts, self._bodies, self._totals, self._rows
         )
 
-    def _cut(self, place: int, rows: Rows) -> RowCut | None:
-        """The cut of one number; equal rows are cut once for all filters."""
-        key = (place, rows.tobytes())
-        if key not in self._cuts:
-            opened = self._opened[place]
-            self._cuts[key] = None if opened is None else cut_out(opened, rows)
-        return self._cuts[key]
+    def _cut(self, found: Iterable[tuple[int, Rows]]) -> None:
+        """Cut what is not cut yet; equal rows are cut once for all filters."""
+        new: dict[int, dict[bytes, Rows]] = {}
+        for place, rows in found:
+            name = rows.tobytes()
+            if (place, name) not in self._cuts:
+                new.setdefault(place, {})[name] = rows
+        for place, wanted in new.items():
+            if (opened := self._opened[place]) is not None:
+                cuts = cut_out(opened, list(wanted.values()))
+                self._cuts.update(zip([(place, name) for name in wanted], cuts, strict=True))
 
 
 def _join(schema: pa.Schema, opened: Sequence[OpenedBody | None]) -> Iterator[_Joined]:
@@ -191,7 +199,7 @@ def _join(schema: pa.Schema, opened: Sequence[OpenedBody | None]) -> Iterator[_J
         if rows >= _LONG:
             yield _Joined(body.batch, [place], _starts([rows]))
             continue
-        columns = _columns_used(body.batch)
+        columns = columns_used(body.batch)
         group = waiting.setdefault(columns, _Waiting())
         if group.rows + rows > MAX_MATCHED_ROWS:
             yield group.joined(schema)
@@ -228,14 +236,6 @@ class _Waiting:
 def _text_bytes(batch: pa.RecordBatch) -> int:
     texts = (column for column in batch.columns if column.type in _TEXTS)
     return sum(column.nbytes for column in texts)
-
-
-def _columns_used(batch: pa.RecordBatch) -> int:
-    """How many columns there are up to the last one with a value, and at least one."""
-    used = batch.num_columns
-    while used > 1 and batch.column(used - 1).null_count == batch.num_rows:
-        used -= 1
-    return int(used)
 
 
 def _starts(lengths: Sequence[int]) -> Rows:

@@ -201,8 +201,8 @@ def _without_a_row(opened: OpenedBody) -> bytes | None:
     from quorumcast.matching.cut import cut_out
 
     left = min(opened.batch.num_rows - 1, opened.total // 2)
-    cut = cut_out(opened, np.arange(left, dtype=np.uint32)) if left else None
-    return None if cut is None else cut.encode()
+    cuts = cut_out(opened, [np.arange(left, dtype=np.uint32)]) if left else [None]
+    return None if cuts[0] is None else cuts[0].encode()
 
 
 def _with_a_row_more(opened: OpenedBody) -> bytes | None:
@@ -216,7 +216,7 @@ def _with_a_row_more(opened: OpenedBody) -> bytes | None:
     rows = opened.cut.rows
     lacking = np.setdiff1d(np.arange(opened.total, dtype=np.uint32), rows)
     padded = np.sort(np.append(rows, lacking[:1])).astype(np.uint32)
-    places = np.minimum(np.arange(len(padded)), len(rows) - 1).astype(np.intp)
+    places = np.minimum(np.arange(len(padded)), len(rows) - 1).astype(np.uint32)
     head, total = opened.head, opened.total
     return RowCut(opened.publication, head, total, padded, opened.batch, places).encode()
 

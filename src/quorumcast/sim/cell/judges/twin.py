@@ -83,7 +83,7 @@ class RowTwin:
             return RowResult(NOTHING, b"", ())
         matching = tuple(sorted(found))
         rows = np.array(matching, np.uint32)
-        cut = RowCut(Digest(digest), head, batch.num_rows, rows, batch, rows.astype(np.intp))
+        cut = RowCut(Digest(digest), head, batch.num_rows, rows, batch, rows)
         body = cut.encode()
         if 2 * len(matching) > batch.num_rows or len(body) >= len(contents):
             return RowResult(digest, contents, matching)
