@@ -8,7 +8,7 @@ from tests.support.cells import B3, BOB
 from tests.support.rows import COLUMNS, NONSENSE, SCHEMA, prices_of, rows_body
 from tests.support.tree_network import CellPlan, TreeNetwork, identity_in, manifest_of
 
-from quorumcast.broadcast.application import Deliver, Prove, Recall, Select
+from quorumcast.broadcast.application import Deliver, Prove, Recall, Refused, Select
 from quorumcast.broadcast.messages import Contents, Matches
 from quorumcast.cell.subscribing.uplink import Uplink
 from quorumcast.core.cuts import looks_cut
@@ -139,6 +139,17 @@ def test_child_that_asks_for_rows_that_its_parent_lacks_is_refused() -> None:
     top, child = manifest_of(TOP, (TOP, unknown)), manifest_of(unknown, (TOP, unknown))
     with pytest.raises(UsageError, match="what channel 'orders' carries on names the column"):
         Uplink(child, top, top.keyring(identity_in("top", "leaf-b1")))
+
+
+def test_child_leaves_a_parent_that_carries_on_fewer_rows_than_before() -> None:
+    plans = (TOP, LEAF, BELOW)
+    leaf, below = manifest_of(LEAF, plans), manifest_of(BELOW, plans)
+    uplink = Uplink(below, leaf, leaf.keyring(identity_in("leaf", "below-b1")))
+    narrow = manifest_of(msgspec.structs.replace(LEAF, where="price < 20"), plans)
+    later = msgspec.structs.replace(narrow, epoch=leaf.epoch + 1)
+    (refused,) = uplink.adopt(later, later.keyring(identity_in("leaf", "below-b1")))
+    assert isinstance(refused, Refused)
+    assert "has only those where price < 20" in refused.reason
 
 
 def test_child_that_asks_for_rows_of_a_chain_is_refused() -> None:

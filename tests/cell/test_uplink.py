@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from tests.support.cells import ALICE, B1, B2, B3, B4, ORDERS, T0, digest, digests
+from tests.support.rows import COLUMNS
 from tests.support.tree_network import CellPlan, identity_in, manifest_of
 
 from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave, Refused
 from quorumcast.broadcast.messages import Cursor
 from quorumcast.broadcast.relayed import Attach, Follow, Relayed, RelayedGap
-from quorumcast.cell.messages import Position, Positions, Subscribe
+from quorumcast.cell.messages import Position, Positions, Subscribe, Unsubscribe
 from quorumcast.cell.subscribing.uplink import RUN_BYTES, Uplink
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream, total_order
@@ -27,7 +30,7 @@ from quorumcast.core.machine import (
     Suspect,
     Suspicion,
 )
-from quorumcast.manifest.manifest import Manifest
+from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 
 COPIES = Channel("copies")
@@ -207,13 +210,64 @@ def test_positions_that_come_while_the_end_is_asked_for_are_left_out() -> None:
     assert told.says == []
 
 
-def test_channel_that_the_parent_has_deleted_is_refused_and_nothing_raises() -> None:
+def adopt(made: Uplink, parent: Manifest, *channels: ChannelEntry, epoch: int = 2) -> list[Effect]:
+    """What an uplink does in an epoch of its parent that has these channels."""
+    later = msgspec.structs.replace(parent, epoch=epoch, channels=channels)
+    return made.adopt(later, later.keyring(identity_in("top", NodeId("leaf-b1"))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (None, "which cell 'top' does not have"),
+        ({"policy": Policy.named("total")}, "make it with 'relay-total'"),
+        ({"schema": COLUMNS}, "has other columns than 'orders' of cell 'top'"),
+    ],
+)
+def test_channel_that_no_longer_fits_the_parent_is_left_until_it_fits_again(
+    changes: dict[str, Any] | None, sentence: str
+) -> None:
     made = linked()
     parent, _ = manifests()
-    later = msgspec.structs.replace(parent, epoch=parent.epoch + 1, channels=())
-    made.adopt(later, later.keyring(identity_in("top", NodeId("leaf-b1"))))
-    (refused,) = [e for e in made.handle(Follow(COPIES), T0) if isinstance(e, Refused)]
+    made.handle(Follow(COPIES, (Cursor(HERE, 9),)), T0)
+    say_positions(made, Position(THERE, 3, 20))
+    assert made.joined(COPIES)
+    entries = () if changes is None else (msgspec.structs.replace(parent.channels[0], **changes),)
+    effects = adopt(made, parent, *entries)
+    assert [e.message for e in effects if isinstance(e, Send)] == [Unsubscribe(ORDERS)]
+    (refused,) = [e for e in effects if isinstance(e, Refused)]
     assert refused.channel == COPIES
+    assert sentence in refused.reason
+    assert not made.joined(COPIES)
+    assert made.handle(Follow(COPIES), T0) == []
+    assert adopt(made, parent, *parent.channels, epoch=3) == [Attach(COPIES)]
+    made.handle(Follow(COPIES, (Cursor(HERE, 9),)), T0)
+    say_positions(made, Position(THERE, 3, 20), join=1)
+    assert made.joined(COPIES)
+
+
+def test_channel_that_no_longer_fits_the_parent_holds_up_no_other() -> None:
+    parent, child = manifests()
+    twins = [
+        msgspec.structs.replace(manifest.channels[0], name=Channel(name))
+        for manifest, name in ((parent, "others"), (child, "twins"))
+    ]
+    origin = twins[1].origin
+    assert origin
+    twins[1] = msgspec.structs.replace(
+        twins[1], origin=msgspec.structs.replace(origin, channel=Channel("others"))
+    )
+    parent = msgspec.structs.replace(parent, channels=(*parent.channels, twins[0]))
+    child = msgspec.structs.replace(child, channels=(*child.channels, twins[1]))
+    made = Uplink(child, parent, parent.keyring(identity_in("top", NodeId("leaf-b1"))))
+    for broker in (B1, B2, B3, B4):
+        made.handle(Connected(broker), T0)
+    for channel in (COPIES, Channel("twins")):
+        made.handle(Follow(channel, (Cursor(HERE, 9),)), T0)
+    say_positions(made, Position(THERE, 3, 20))
+    effects = adopt(made, parent, parent.channels[0])
+    assert [e.channel for e in effects if isinstance(e, Refused)] == [Channel("twins")]
+    assert made.joined(COPIES)
 
 
 def test_parent_without_the_channel_is_refused() -> None:

@@ -15,6 +15,10 @@ A channel may carry on only some rows (`ChannelOrigin.where`). Then the uplink a
 those, and hands on results: at each number nothing, a cut or the whole publication. All brokers of
 the child ask for the same, so they hold and vouch for the same.
 
+A channel may not fit a later epoch of the parent: it is gone, or has another kind of policy, other
+columns or fewer rows. The uplink leaves it and says so (`Refused`). Once an epoch fits again, it
+asks where to go on (`Attach`).
+
 Of a total order that is new to the broker it reads no more than the broker retains: a durable order
 may have any number of positions. To learn of the end it joins twice, the first time only to ask.
 """
@@ -46,27 +50,44 @@ RUN_BYTES = 1024 * 1024
 class Uplink:
     """The machine of one broker's subscriptions to one parent cell."""
 
-    __slots__ = ("_attached", "_entries", "_here", "_manifest", "_probed", "_subscriber", "_there")
+    __slots__ = (
+        "_attached",
+        "_child",
+        "_entries",
+        "_here",
+        "_manifest",
+        "_misfits",
+        "_probed",
+        "_subscriber",
+        "_there",
+    )
 
     def __init__(self, child: Manifest, parent: Manifest, keyring: Keyring) -> None:
         # `keyring` is that of the broker's identity in the parent cell, where it is a client. Its
         # name may be another there.
+        self._child = child
         self._manifest = parent
         self._subscriber = Subscriber(parent, keyring)
         #: Whether the parent was reached, and the broker asked where to go on.
         self._attached = False
         #: Channels of the parent that were joined to learn where their order ends.
         self._probed: dict[Channel, None] = {}
+        #: Channels of the child that do not fit the parent's epoch, and are not joined.
+        self._misfits: dict[Channel, None] = {}
         entries = child.parents.get(self.parent, ())
         for entry in entries:
-            check_origin(child, entry, self._manifest)
-            above = self._manifest.channel(entry.origin.channel) if entry.origin else None
-            if above is not None:
-                check_carried(entry, above)
+            self._check(entry)
         #: Channels of the child that come from the parent, their names there, and the reverse.
         self._entries = {entry.name: entry for entry in entries}
         self._there = {entry.name: entry.origin.channel for entry in entries if entry.origin}
         self._here = {there: here for here, there in self._there.items()}
+
+    def _check(self, entry: ChannelEntry) -> None:
+        """Raise `UsageError` if a channel of the child does not fit the parent's epoch."""
+        check_origin(self._child, entry, self._manifest)
+        above = self._manifest.channel(entry.origin.channel) if entry.origin else None
+        if above is not None:
+            check_carried(entry, above)
 
     @property
     def parent(self) -> CellKey:
@@ -79,9 +100,23 @@ class Uplink:
         return there is not None and there not in self._probed and self._subscriber.joined(there)
 
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
-        """Go on in a new epoch of the parent."""
+        """Go on in a new epoch of the parent, with the channels that fit it."""
         self._manifest = manifest
-        return self._handed_on(self._subscriber.adopt(manifest, keyring))
+        before, self._misfits = self._misfits, {}
+        effects: list[Effect] = []
+        for name, entry in self._entries.items():
+            try:
+                self._check(entry)
+            except UsageError as error:
+                self._misfits[name] = None
+                effects += [*self._leave(name), Refused(name, str(error))]
+        effects += self._handed_on(self._subscriber.adopt(manifest, keyring))
+        return effects + [Attach(name) for name in before if name not in self._misfits]
+
+    def _leave(self, name: Channel) -> list[Effect]:
+        there = self._there[name]
+        self._probed.pop(there, None)
+        return self._subscriber.handle(Leave(there), Millis(0))  # at whatever time
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
         if isinstance(event, Follow):
@@ -99,7 +134,7 @@ class Uplink:
 
     def _on_follow(self, event: Follow, now: Millis) -> list[Effect]:
         entry = self._entries.get(event.channel)
-        if entry is None:
+        if entry is None or entry.name in self._misfits:
             return []
         there = self._there[entry.name]
         cursors = tuple(Cursor(replace(c.stream, channel=there), c.next) for c in event.cursors)
@@ -118,11 +153,7 @@ class Uplink:
 
     def _join(self, join: Join, now: Millis) -> list[Effect]:
         effects = self._subscriber.handle(Leave(join.channel), now)
-        try:
-            effects += self._subscriber.handle(join, now)
-        except UsageError as error:  # a later epoch of the parent has no such channel any more
-            effects.append(Refused(join.channel, str(error)))
-        return self._handed_on(effects)
+        return self._handed_on([*effects, *self._subscriber.handle(join, now)])
 
     # ------------------------------------------------------- what was accepted
 
