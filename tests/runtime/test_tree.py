@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.runtime.world import PATIENCE_S, eventually, run, until
 
 import quorumcast
@@ -18,7 +19,8 @@ from quorumcast.core.ids import NodeId
 from quorumcast.crypto.identity import Identity
 from quorumcast.manifest.build import add_client, next_epoch, remove_client, rotate
 from quorumcast.manifest.files import read_manifest
-from quorumcast.runtime.broker.uplinks import ParentUplink, UplinkHost
+from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.broker.uplinks import ParentUplink, UplinkHost, Uplinks
 from quorumcast.runtime.links.limits import TransportLimits
 from quorumcast.testing.cluster import LocalCluster
 from quorumcast.testing.tree import LocalTree
@@ -255,6 +257,52 @@ def test_uplink_reads_nothing_while_the_store_lies_behind(tree: LocalTree) -> No
             status = host.uplink.status()
             assert (status.paused, status.trouble, status.gaps) == (False, "", 0)
             assert status.suspicions == {}
+
+    run(main())
+
+
+def retaining(child: Manifest, publications: int) -> Manifest:
+    """The next epoch of a child, whose channels retain so many publications."""
+    channels = []
+    for entry in child.channels:
+        limits = replace(entry.policy.limits, retained_publications=publications)
+        channels.append(replace(entry, policy=replace(entry.policy, limits=limits)))
+    return replace(next_epoch(child), channels=tuple(channels))
+
+
+def test_uplink_begins_anew_when_a_limit_of_its_channels_changes(tree: LocalTree) -> None:
+    relayed: list[bytes] = []
+    attached: list[str] = []
+    child = tree["cell-2"]
+
+    def feed(event: RelayEvent) -> None:
+        match event:
+            case Attach(channel=channel):
+                attached.append(channel)
+                uplinks.follow(Follow(channel))
+            case Relayed(stream=stream, bodies=bodies) if stream.channel == "trades":
+                relayed.extend(one for body in bodies for one in payloads if one in bytes(body))
+
+    failures: list[BaseException] = []
+    host = UplinkHost(
+        NodeId("broker-2"), feed, lambda: False, failures.append, None, TransportLimits()
+    )
+    uplinks = Uplinks(host, child.directory / "parents", child.manifest)
+    payloads = [b"trade%d" % number for number in range(5)]
+
+    async def main() -> None:
+        await publish(tree, *payloads)
+        uplinks.start()
+        await until(lambda: set(payloads) <= set(relayed))
+        assert len(attached) == 2
+        uplinks.adopt(next_epoch(child.manifest))  # changes nothing
+        relayed.clear()
+        uplinks.adopt(retaining(child.manifest, 2))
+        await until(lambda: payloads[4] in relayed)
+        assert relayed == payloads[3:]
+        assert len(attached) == 4
+        await uplinks.close()
+        assert failures == []
 
     run(main())
 

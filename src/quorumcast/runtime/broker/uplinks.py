@@ -34,7 +34,7 @@ from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.crypto.session import Opened
 from quorumcast.manifest.files import read_manifest
-from quorumcast.manifest.manifest import CellKey, ChannelOrigin, Manifest
+from quorumcast.manifest.manifest import CellKey, Manifest
 from quorumcast.runtime.broker.classifier import CellClassifier
 from quorumcast.runtime.broker.epochs import decode_proof, proven_manifest
 from quorumcast.runtime.broker.misbehaviour import MisbehaviourLog
@@ -50,9 +50,6 @@ from quorumcast.runtime.telemetry import Telemetry
 LOOK_S = 1.0
 #: The pause between two looks at a store that lies far behind.
 PAUSE_S = 0.02
-
-#: The channels of a child that come from one parent, with their origins.
-Origins = tuple[tuple[Channel, ChannelOrigin], ...]
 
 
 class UplinkStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +109,8 @@ class ParentUplink:
         self._parents = parents
         self._child = child
         self._key = key
-        self.origins: Origins = origins_of(child, key)
+        #: The channels of the child that come from the parent.
+        self.entries = child.parents[key]
         self.telemetry = Telemetry()
         name = f"{host.name}@{self.cell.replace('/', '-')}"
         self._reports = MisbehaviourLog(NodeId(name), self.telemetry, host.evidence, cell=self.cell)
@@ -219,7 +217,9 @@ class ParentUplink:
 
     def _on_refused(self, effect: Refused) -> None:
         name = effect.channel
-        self._note_trouble(f"cell {self.cell!r} refuses channel {name!r}: {effect.reason}")
+        self._note_trouble(
+            f"channel {name!r} does not go on, which comes from cell {self.cell!r}: {effect.reason}"
+        )
 
     # ------------------------------------------------------------ the listener
 
@@ -333,7 +333,7 @@ class ParentUplink:
         """What the status page shows."""
         connection, manifest, telemetry = self._connection, self._manifest, self.telemetry
         brokers: dict[NodeId, str] = {}
-        joined = {channel: False for channel, _ in self.origins}
+        joined = {entry.name: False for entry in self.entries}
         if connection is not None and manifest is not None:
             up, troubles = connection.transport.peers(), connection.transport.troubles()
             for peer in manifest.broker_ids:
@@ -373,7 +373,7 @@ class Uplinks:
         self._child = child
         self._uplinks: dict[CellKey, ParentUplink] = {}
         self._watching: asyncio.Task[None] | None = None
-        #: Uplinks of channels that were deleted.
+        #: Uplinks of channels that have changed, or were deleted.
         self._closing: set[asyncio.Task[None]] = set()
 
     def check(self) -> None:
@@ -393,10 +393,13 @@ class Uplinks:
                 uplink.look()
 
     def adopt(self, child: Manifest) -> None:
-        """Go on in a new epoch of the child: its relayed channels may have changed."""
+        """Go on in a new epoch of the child.
+
+        An uplink whose channels have changed, be it in a limit or a column, begins anew.
+        """
         self._child = child
         for key, uplink in list(self._uplinks.items()):
-            if origins_of(child, key) != uplink.origins:
+            if child.parents.get(key) != uplink.entries:
                 del self._uplinks[key]
                 task = asyncio.get_running_loop().create_task(uplink.close())
                 self._closing.add(task)
@@ -437,12 +440,6 @@ class Uplinks:
         if self._watching is not None:
             self._watching.cancel()
         await asyncio.gather(*self._closing, *(one.close() for one in self._uplinks.values()))
-
-
-def origins_of(child: Manifest, key: CellKey) -> Origins:
-    """The channels that come from one parent."""
-    entries = child.parents.get(key, ())
-    return tuple((entry.name, entry.origin) for entry in entries if entry.origin)
 
 
 def _client_keyring(manifest: Manifest, identity: Identity) -> Keyring:
