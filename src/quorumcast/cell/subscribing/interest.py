@@ -419,7 +419,7 @@ class Interest:
         liars = self._view.quorums.f if splits else None
         if self.filter is None or stream.lane is Lane.HISTORY:
             return Acceptor(stream, first, rule, hash_, policy.limits, may_split=liars)
-        # Not at the top: it needs Arrow, and who wants whole publications starts without.
+        # Not at the top: it loads Arrow, which subscribers without a predicate do not need.
         from quorumcast.broadcast.filtered import FilteredAcceptor
 
         return FilteredAcceptor(
