@@ -1,6 +1,7 @@
 """Subscriptions to some rows: what each gets, what a node asks for, and changes."""
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from tests.runtime.world import PATIENCE_S, until
 
 from quorumcast.broadcast.application import Recalled
 from quorumcast.client import Batch, Gap, Node, UsageError
+from quorumcast.client.selecting import suiting
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.envelope import ENVELOPE_BYTES
 from quorumcast.core.ids import Channel
@@ -386,6 +388,28 @@ async def test_pattern_leaves_out_channels_without_the_columns() -> None:
             assert inbox.channels == ("plant/1",)
         with pytest.raises(UsageError, match="did you mean 'price'"):
             bob.subscribe("plant/*", where="prise < 10")
+
+
+@in_a_loop
+async def test_pattern_names_channels_that_it_leaves_out_in_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    channels: dict[str, str | ChannelEntry] = {"trades": trades()}
+    few, many = [f"x/{n}" for n in range(2)], [f"y/{n:02}" for n in range(40)]
+    async with MemoryCell(channels=channels | dict.fromkeys(few + many, "ab")) as cell:
+        bob = await cell.connect("bob")
+        with caplog.at_level(logging.WARNING, logger="quorumcast"):
+            async with bob.subscribe("**", where="price < 10") as inbox:
+                assert inbox.channels == ("trades",)
+                await inbox.change("price < 20")
+    (said,) = [record.getMessage() for record in caplog.records if "leaves out" in str(record.msg)]
+    assert "'**' leaves out 42 channels, such as 'x/0', 'x/1', 'y/00': channel 'x/0'" in said
+    caplog.clear()
+    entries = [ChannelEntry(Channel(name), Policy.named("ab")) for name in few]
+    with caplog.at_level(logging.WARNING, logger="quorumcast"):
+        assert not suiting("x/*", entries, "price < 10", set())
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "'x/*' leaves out 'x/0', 'x/1': channel 'x/0' carries bytes" in said
 
 
 def test_blocking_subscription_selects_and_changes() -> None:

@@ -29,6 +29,8 @@ from quorumcast.runtime.logs import note
 
 #: What messages call the predicate.
 WHO = "the predicate"
+#: Names of channels that a warning has.
+NAMED = 3
 
 
 class Portion(msgspec.Struct, frozen=True, eq=False):
@@ -153,17 +155,24 @@ def suiting(
 ) -> list[ChannelEntry]:
     """Those of the channels of a pattern that a predicate can be asked of.
 
-    Others may match the pattern and have other columns. It is logged once that one is left out.
+    Others may match the pattern and have other columns. It is logged once that they are left out.
     """
     suited: list[ChannelEntry] = []
+    errors: dict[Channel, UsageError] = {}
     for entry in entries:
         try:
             bind(entry, where)
             suited.append(entry)
         except UsageError as error:
             if entry.name not in left_out:
-                left_out.add(entry.name)
-                note(f"{pattern!r} leaves out {entry.name!r}: {error}", level=logging.WARNING)
+                errors[entry.name] = error
+    left_out.update(errors)
+    if errors:
+        which = ", ".join(map(repr, list(errors)[:NAMED]))
+        if len(errors) > NAMED:
+            which = f"{len(errors):,} channels, such as {which}"
+        says = next(iter(errors.values()))
+        note(f"{pattern!r} leaves out {which}: {says}", level=logging.WARNING)
     return suited
 
 
