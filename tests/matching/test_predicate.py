@@ -171,6 +171,8 @@ def test_conjunctions_of_a_nest_are_short_together_and_find_the_same_rows(text: 
         ("id = 1 ok", "'ok' is one word too many"),
         ("id not 1", "followed by none of IN, BETWEEN and LIKE"),
         ("name like 3", "a pattern between quotes"),
+        ("(name ilike 'a%')", "there is no 'ilike' in .*: write LIKE, which tells large letters"),
+        ("name NOT RLIKE 'a*'", "there is no 'rlike' in .*: write LIKE, in whose patterns %"),
         ("name like 'a\\'", "ends with a backslash"),
         ("'a' like 'a'", "LIKE has a value on its left"),
         ("id like 'a'", "column 'id' is an integer, which does not compare with a pattern"),

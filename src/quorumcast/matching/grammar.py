@@ -82,6 +82,15 @@ _ADVICE = {
     ";": "leave it out",
 } | dict.fromkeys("+-*/%", "there is no arithmetic, only columns and values")
 
+#: What to write in place of tests that other languages have.
+_INSTEAD = {
+    "ILIKE": "write LIKE, which tells large letters from small ones, once for each way to write it,"
+    " as in name LIKE 'ab%' OR name LIKE 'AB%'",
+} | dict.fromkeys(
+    ("RLIKE", "REGEXP", "SIMILAR"),
+    "write LIKE, in whose patterns % stands for any text and _ for one character",
+)
+
 Token = tuple[str, str]
 
 
@@ -235,6 +244,8 @@ class _Parser:
             if kind != "text":
                 self._refuse("'LIKE' takes a pattern between quotes")
             return Like(left, self._pattern(pattern.replace("''", "'")))
+        if word := self._accept(*_INSTEAD):
+            self._refuse(f"there is no {word.lower()!r}", _INSTEAD[word])
         return None
 
     def _pattern(self, pattern: str) -> str:
