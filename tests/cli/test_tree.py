@@ -231,6 +231,17 @@ def test_relay_with_publishers_is_refused(idle: Path, capsys: pytest.CaptureFixt
     refused(capsys, "lists publishers, who cannot publish on it here", "tree", "up", idle)
 
 
+def test_status_of_a_cell_that_is_down_says_how_to_start_the_tree(
+    idle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cell in ("root", "cell-1"):
+        says = answer(capsys, "status", "-m", idle / cell, code=1)["verdict"]["says"]
+        assert f"no broker is up; start it with 'quorumcast tree up {idle}'" in says
+    monkeypatch.chdir(idle / "root")
+    says = answer(capsys, "status", "-m", ".", code=1)["verdict"]["says"]
+    assert f"start it with 'quorumcast tree up {idle}'" in says
+
+
 def test_unknown_cell_and_missing_tree_are_refused(
     idle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

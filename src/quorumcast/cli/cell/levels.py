@@ -126,6 +126,21 @@ def _steps(
     return steps
 
 
+def starting_command(manifest: Manifest, directory: Path) -> str:
+    """The command that starts a cell, or the tree whose cells lie beside it."""
+    from quorumcast.manifest.files import read_manifest
+
+    within = directory.parent if directory.name not in ("", "..") else directory.resolve().parent
+    for path in sorted(within.glob(f"*/{MANIFEST}")):
+        try:
+            other = read_manifest(path)
+        except UsageError:
+            continue
+        if other.key in manifest.parents or manifest.key in other.parents:
+            return f"quorumcast tree up {within}"
+    return f"quorumcast up {directory}"
+
+
 def parent_manifest(directory: Path, key: CellKey) -> tuple[Path, Manifest] | None:
     """The manifest of a parent: of its own directory beside the child's, or else the child's copy.
 

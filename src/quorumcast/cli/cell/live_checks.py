@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quorumcast.cli.cell.checks import Finding, Level
+from quorumcast.cli.cell.levels import starting_command
 from quorumcast.cli.common import MANIFEST, Rows, is_broker
 from quorumcast.core.ids import holder
 
@@ -45,7 +46,7 @@ def judge_cell(manifest: Manifest, directory: Path, rows: Rows) -> Verdict:
     findings = check_brokers(manifest, directory, troubles, rows)
     quorum = findings.pop()
     if not any(row["up"] for row in rows.values()):
-        says = f"no broker is up; start it with 'quorumcast up {directory}'"
+        says = f"no broker is up; start it with '{starting_command(manifest, directory)}'"
         findings, quorum = [], Finding("quorum", "error", says)
     errors = [f for f in (quorum, *findings) if f.level == "error"]
     problems = errors + [f for f in findings if f.level == "warning"]
@@ -130,7 +131,7 @@ def _reach(
             trouble,
             "check its address in the manifest, and firewalls on the way"
             if running
-            else f"start it, with 'quorumcast up {directory}' or 'quorumcast broker'",
+            else f"start it, with '{starting_command(manifest, directory)}' or 'quorumcast broker'",
         )
     if not row["up"]:
         return Finding(
@@ -387,11 +388,12 @@ def _quorum(manifest: Manifest, troubles: dict[str, str], rows: Rows, directory:
     answer = [name for name, trouble in troubles.items() if not trouble or name in rows]
     n, needed = len(manifest.brokers), manifest.quorums.responders
     if len(answer) < needed:
+        command = starting_command(manifest, directory)
         return Finding(
             "quorum",
             "error",
             f"{len(answer)} of {n} brokers answer, and {needed} are needed",
-            f"start the others, with 'quorumcast up {directory}' or 'quorumcast broker'",
+            f"start the others, with '{command}' or 'quorumcast broker'",
         )
     spare = len(answer) - needed
     more = f"{spare} more may fail" if spare else "no other may fail"
