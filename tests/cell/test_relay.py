@@ -9,6 +9,7 @@ from tests.support.cells import (
     B2,
     B3,
     BOB,
+    STREAM,
     T0,
     digests,
     messages,
@@ -20,15 +21,16 @@ from tests.support.tree_network import ORDERS, CellPlan, TreeNetwork, identity_i
 
 from quorumcast.broadcast.application import Prove
 from quorumcast.broadcast.messages import Ack, Contents, Cursor
-from quorumcast.broadcast.relayed import Attach, Follow, Relayed, RelayedGap
-from quorumcast.cell.messages import Regained, Vote
+from quorumcast.broadcast.relayed import Attach, Follow, ParentEnds, Relayed, RelayedGap
+from quorumcast.cell.messages import Positions, Regained, Subscribe, Vote
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.recovery import Recovery, RecoveryTick
-from quorumcast.cell.serving.relays import PATIENT_TICKS
+from quorumcast.cell.serving.relays import PATIENCE_MS, PATIENT_TICKS
 from quorumcast.cell.serving.served_streams import Sweep
+from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_ENDED, Limits
-from quorumcast.core.machine import DropReason, Effect, Send, TimerFired
+from quorumcast.core.machine import DropReason, Effect, Receive, Send, TimerFired
 from quorumcast.manifest.build import next_epoch
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 
@@ -46,7 +48,7 @@ def tree(policy: str = "ab", n: int = 4) -> TreeNetwork:
     )
     made["top"].publisher()
     made["leaf"].subscribe(start=0)
-    made.run(100)
+    made.run(500)
     return made
 
 
@@ -205,6 +207,12 @@ def test_broker_that_was_away_goes_on_where_it_stopped(policy: str) -> None:
     assert cells["leaf"].got("alice") == bodies(1, 6)
 
 
+def subscriber(cells: TreeNetwork, name: str) -> Subscriber:
+    machine = cells["leaf"].machines[NodeId(name)]
+    assert isinstance(machine, Subscriber)
+    return machine
+
+
 def contents_for(cells: TreeNetwork, uplink: str) -> list[bytes]:
     """Contents of publications that the parent sends to an uplink from now on."""
     sent: list[bytes] = []
@@ -291,6 +299,49 @@ def test_child_that_was_wiped_as_a_whole_gets_everything_from_the_parent(policy:
     cells.run(4000)
     assert cells["leaf"].got("alice") == bodies(1, 8)
     assert cells["leaf"].got("bob") == bodies(1, 8)
+
+
+@pytest.mark.parametrize("restarted", [("b1",), ("b1", "b2"), ("b1", "b2", "b3")])
+@pytest.mark.parametrize("policy", ["ab", "ab+history", "total"])
+def test_reader_that_joins_while_the_child_restarts_begins_at_the_end(
+    policy: str, restarted: tuple[str, ...]
+) -> None:
+    """It would take what was published before for new, and what has expired for lost."""
+    limits = Limits(retained_publications=8, window=4, segment=4)
+    cells = TreeNetwork(
+        CellPlan("top", Policy.named(policy, limits=limits, alpha=2), n=4),
+        CellPlan("leaf", relay_of(policy), parent="top"),
+    )
+    cells["top"].publisher()
+    for number in range(1, 21):
+        cells["top"].publish(*bodies(number, 1))
+        cells.run(60)
+    for broker in restarted:
+        cells.stop("leaf", broker)
+        cells.start("leaf", broker, wiped=True)
+    if len(restarted) < 3:
+        cells["leaf"].losses.append(lambda sender, *_: sender == B3)  # it counts on the others
+    cells["leaf"].subscribe("alice", None)
+    cells.run(12_000)
+    assert subscriber(cells, "alice").joined(ORDERS)
+    cells["top"].publish(*bodies(21, 2))
+    cells.run(4000)
+    assert cells["leaf"].got("alice") == bodies(21, 2)
+    assert cells["leaf"].lost("alice") == []
+
+
+@pytest.mark.parametrize("policy", ["ab", "total"])
+def test_reader_of_the_past_that_joins_while_the_child_restarts_knows_the_end(policy: str) -> None:
+    cells = tree(policy)
+    cells["top"].publish(*bodies(1, 6))
+    cells.run(1500)
+    for broker in ("b1", "b2", "b3"):
+        cells.stop("leaf", broker)
+        cells.start("leaf", broker, wiped=True)
+    cells["leaf"].subscribe("alice", start=0)
+    cells.run(4000)
+    assert list(subscriber(cells, "alice").ends(ORDERS).values()) == [7]
+    assert cells["leaf"].got("alice") == bodies(1, 6)
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
@@ -481,6 +532,45 @@ def test_uplink_goes_on_behind_what_is_held_and_what_has_expired() -> None:
     assert served is not None
     assert len(served.carrier.ledger) == 0
     assert followed(broker, 5000) == [Cursor(mine, 2)]
+
+
+def answers(broker: Broker, at: int, *cursors: Cursor) -> bool:
+    """Whether a broker tells a reader what it holds."""
+    asked = Receive(BOB, Subscribe(ORDERS, cursors, bodies=True))
+    return bool(messages(broker.handle(asked, Millis(at)), Positions))
+
+
+def test_broker_tells_where_to_begin_once_it_holds_what_the_parent_held() -> None:
+    broker = lone_broker()["leaf"].broker("b1")
+    mine, lost = Stream(ORDERS, ALICE, 2), Stream(ORDERS, BOB, 2)
+    assert not answers(broker, 0)
+    assert answers(broker, 1000, Cursor(mine, 1))  # that reader has begun
+    broker.handle(Attach(ORDERS), T0)
+    broker.handle(ParentEnds(ORDERS, (Cursor(mine, 3), Cursor(lost, 5))), T0)
+    broker.handle(Relayed(mine, 1, digests(b"p1"), (b"p1",)), T0)
+    broker.handle(RelayedGap(lost, 1, 4), T0)
+    assert not answers(broker, 2000)
+    broker.handle(Relayed(mine, 2, digests(b"p2"), (b"p2",)), T0)
+    assert answers(broker, 3000)
+    broker.handle(Attach(ORDERS), T0)  # an uplink for other channels as well
+    assert not answers(broker, 4000)
+    broker.handle(ParentEnds(ORDERS), T0)
+    assert answers(broker, 5000)
+
+
+@pytest.mark.parametrize("told", [(), (ParentEnds(ORDERS, (Cursor(STREAM, 9),)),)])
+def test_broker_that_does_not_get_what_the_parent_held_answers_after_a_while(
+    told: tuple[ParentEnds, ...],
+) -> None:
+    """The parent is out of reach, or a lying publisher left its stream unfinished there."""
+    broker = lone_broker()["leaf"].broker("b1")
+    for event in (TimerFired(RecoveryTick()), *told):
+        broker.handle(event, T0)
+    assert not answers(broker, T0 + PATIENCE_MS - 1)
+    assert answers(broker, T0 + PATIENCE_MS)
+    broker.handle(Attach(ORDERS), Millis(T0 + 2 * PATIENCE_MS))
+    assert not answers(broker, T0 + 3 * PATIENCE_MS - 1)
+    assert answers(broker, T0 + 3 * PATIENCE_MS)
 
 
 def test_uplink_waits_only_so_long_for_the_other_brokers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def test_life_that_comes_when_a_later_one_is_over_is_announced_as_lost(late: Rel
     )
     leaf = cells["leaf"]
     leaf.subscribe()
-    cells.run(100)
+    cells.run(500)
     for event in (relayed(LATE, b"1", b"2"), relayed(NEWEST, b"3", b"4", b"5", b"6"), late):
         for broker in leaf.brokers:
             leaf.happen(broker, event)

@@ -12,7 +12,7 @@ from tests.support.tree_network import CellPlan, identity_in, manifest_of
 
 from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave, Refused
 from quorumcast.broadcast.messages import Cursor
-from quorumcast.broadcast.relayed import Attach, Follow, Relayed, RelayedGap
+from quorumcast.broadcast.relayed import Attach, Follow, ParentEnds, Relayed, RelayedGap
 from quorumcast.cell.messages import Position, Positions, Subscribe, Unsubscribe
 from quorumcast.cell.subscribing.uplink import RUN_BYTES, Uplink
 from quorumcast.core.errors import UsageError
@@ -180,6 +180,27 @@ def test_cursor_that_the_parent_no_longer_holds_is_a_gap(
     assert gaps == ([] if gap is None else [gap])
     assert subscribed(effects)[-1] == (Cursor(THERE, max(oldest, cursor)),)
     assert made.joined(COPIES)
+
+
+def told_ends(effects: list[Effect]) -> list[ParentEnds]:
+    return [e for e in effects if isinstance(e, ParentEnds)]
+
+
+def test_broker_is_told_once_where_the_parents_streams_end() -> None:
+    made, other = linked(), msgspec.structs.replace(THERE, incarnation=4)
+    assert told_ends(made.handle(Follow(COPIES, (Cursor(HERE, 20),)), T0)) == []
+    ends = told_ends(say_positions(made, Position(THERE, 3, 20), Position(other, 1, 5)))
+    # Nothing is to come of the stream that the broker has up to its end.
+    assert ends == [ParentEnds(COPIES, (Cursor(msgspec.structs.replace(HERE, incarnation=4), 5),))]
+    assert told_ends(made.handle(Connected(B1), T0)) == []
+
+
+def test_broker_is_told_the_end_of_an_order_that_is_read_and_not_of_one_that_is_probed() -> None:
+    made, order = linked("total"), total_order(ORDERS)
+    made.handle(Follow(ORDERS), T0)
+    assert told_ends(say_positions(made, Position(order, 1, 1001))) == []
+    ends = told_ends(say_positions(made, Position(order, 1, 1003), join=1))
+    assert ends == [ParentEnds(ORDERS, (Cursor(order, 1003),))]
 
 
 def test_cursor_that_the_parent_has_not_reached_again_is_kept() -> None:

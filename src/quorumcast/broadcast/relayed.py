@@ -12,8 +12,8 @@ number (SC1), so correct brokers of the child vouch for one value, and f+1 equal
 theirs among them. 2f+1 brokers are enough: f+1 of them are correct and reach that number.
 
 Messages: none of its own. An *uplink* (`cell.subscribing.uplink`) is the broker's subscriber in the
-parent; the two machines of one process exchange `Attach`, `Follow`, `Relayed` and `RelayedGap`.
-Each is an effect of one and an event of the other.
+parent; the two machines of one process exchange `Attach`, `Follow`, `ParentEnds`, `Relayed` and
+`RelayedGap`. Each is an effect of one and an event of the other.
 
 A broker of the child that restarts gets back what the other brokers of the child hold, before its
 uplink goes on; what they do not bring comes from the parent (`cell.serving.relays`). It may lose
@@ -77,6 +77,16 @@ class RelayedGap(RelayEvent, frozen=True):
     stream: Stream
     first: int
     upto: int
+
+
+class ParentEnds(RelayEvent, frozen=True):
+    """The parent's brokers have said where its streams end, before which numbers.
+
+    Only of streams of which something is still to come. What is published from now on comes, too.
+    """
+
+    channel: Channel
+    ends: tuple[Cursor, ...] = ()
 
 
 class RelayLedger(Ledger):

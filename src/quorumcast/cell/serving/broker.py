@@ -173,6 +173,7 @@ class Broker:
             self._writer,
             self._recovery,
             self._sequencers,
+            self._relays,
         )
         self._dispatch: dict[type, Callable[[Receive, Millis], list[Effect]]] = {
             Publish: self._on_stream,

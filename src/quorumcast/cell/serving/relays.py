@@ -8,6 +8,11 @@ parent with many children should not send everything again to each broker that r
 answers with `Follow` once they have brought what they hold, or after PATIENT_TICKS. A stream of
 which they seemed to hold more than they brought is read anew from the parent, because up to f of
 them may lie, and with 2f+1 brokers a restarted one has only f correct ones beside it.
+
+Until a broker holds everything up to where the parent's streams ended when its uplink joined, it
+does not tell readers that join where to begin. They would begin with what is past, which has come
+to the child before, or was published while the child was away. A reader waits for at most
+PATIENCE_MS: the parent may be out of reach, or a lying publisher have left a stream unfinished.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from quorumcast.broadcast.messages import Cursor
 from quorumcast.broadcast.relayed import (
     Attach,
     Follow,
+    ParentEnds,
     RelayCarrier,
     Relayed,
     RelayedGap,
@@ -25,19 +31,32 @@ from quorumcast.cell.serving.journal import Journal
 from quorumcast.cell.serving.recovery import Recovery
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.cell.serving.served_streams import ServedStreams
-from quorumcast.core.ids import DIGEST_SIZE, Channel, Stream, split_digests
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, Stream, split_digests
+from quorumcast.core.limits import MAX_NUMBER
 from quorumcast.core.machine import Drop, DropReason, Effect
 from quorumcast.manifest.view import View
 
 #: Ticks of the recovery for which other brokers may report, and for which they may bring the past.
 REPORT_TICKS = 8
 PATIENT_TICKS = 60
+#: For how long readers that join wait for a broker that does not know where the parent's streams
+#: end: longer than other brokers may take to bring the past.
+PATIENCE_MS = 15_000
 
 
 class Relays:
     """The relayed channels of one broker."""
 
-    __slots__ = ("_journal", "_recovery", "_served", "_view", "_waits")
+    __slots__ = (
+        "_attached",
+        "_began",
+        "_ends",
+        "_journal",
+        "_recovery",
+        "_served",
+        "_view",
+        "_waits",
+    )
 
     def __init__(
         self, view: View, served: ServedStreams, journal: Journal, recovery: Recovery
@@ -48,13 +67,24 @@ class Relays:
         self._recovery = recovery
         #: For how many ticks the uplink of a channel of the manifest has waited.
         self._waits: dict[Channel, int] = {}
+        #: By channel: where the parent's streams ended when the uplink joined, as far as this
+        #: broker does not hold that much yet. Channels of which this is unknown are not there.
+        self._ends: dict[Channel, dict[Stream, int]] = {}
+        #: When uplinks first asked where to go on, by channel; and when this broker began.
+        self._attached: dict[Channel, Millis] = {}
+        self._began: Millis | None = None
 
     def handle(self, event: RelayEvent) -> tuple[ServedStream | None, list[Effect]]:
         """Take an event of an uplink; returns the stream that it concerns, and what follows."""
         match event:
             case Attach(channel=channel):
                 self._waits[channel] = 0
+                self._ends.pop(channel, None)
+                self._attached[channel] = self._served.now
                 return None, self._recovery.wake()
+            case ParentEnds(channel=channel, ends=ends):
+                self._ends[channel] = {cursor.stream: cursor.next for cursor in ends}
+                return None, []
             case Relayed() | RelayedGap():
                 return self._take(event)
             case _:
@@ -90,8 +120,36 @@ class Relays:
             effects += self._recovery.left_out(event.stream)
         return served, effects
 
+    def is_behind(self, channel: Channel) -> bool:
+        """Whether this broker cannot tell yet where a reader that joins a channel begins."""
+        entry = self._view.channel(channel)
+        if entry is None or not entry.policy.relayed:
+            return False
+        ends = self._ends.get(channel)
+        for stream, end in list({} if ends is None else ends.items()):
+            if self._reached(stream) >= end:
+                del self._ends[channel][stream]
+        if ends is not None and not ends:
+            return False
+        now = self._served.now
+        return now - self._attached.get(channel, self._begin(now)) < PATIENCE_MS
+
+    def _begin(self, now: Millis) -> Millis:
+        """When this broker began, as far as it matters here."""
+        if self._began is None:
+            self._began = now
+        return self._began
+
+    def _reached(self, stream: Stream) -> int:
+        """The next number of a stream; one that is over here goes no further."""
+        ledger = self._served.ledger(stream)
+        if ledger is None:
+            return MAX_NUMBER if self._served.over(stream) else 1
+        return ledger.next
+
     def tick(self) -> list[Effect]:
         """Let uplinks go on for which other brokers can do no more."""
+        self._begin(self._served.now)
         effects: list[Effect] = []
         for channel, ticks in list(self._waits.items()):
             self._waits[channel] = ticks + 1

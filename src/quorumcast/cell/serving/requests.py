@@ -9,6 +9,7 @@ from quorumcast.cell.serving.admission import Admission
 from quorumcast.cell.serving.audience import ATTESTS, PULLS, Audience
 from quorumcast.cell.serving.journal_writer import JournalWriter
 from quorumcast.cell.serving.recovery import Recovery
+from quorumcast.cell.serving.relays import Relays
 from quorumcast.cell.serving.sequencers import Sequencers
 from quorumcast.cell.serving.served_streams import ServedStreams
 from quorumcast.core.ids import Millis, NodeId
@@ -22,6 +23,7 @@ class Requests:
         "_admission",
         "_audience",
         "_recovery",
+        "_relays",
         "_sequencers",
         "_served",
         "_writer",
@@ -35,6 +37,7 @@ class Requests:
         writer: JournalWriter,
         recovery: Recovery,
         sequencers: Sequencers,
+        relays: Relays,
     ) -> None:
         self._served = served
         self._audience = audience
@@ -42,6 +45,7 @@ class Requests:
         self._writer = writer
         self._recovery = recovery
         self._sequencers = sequencers
+        self._relays = relays
 
     def on_subscribe(
         self, sender: NodeId, asked: Subscribe, now: Millis
@@ -51,6 +55,8 @@ class Requests:
         if refusal := self._admission.may_not_enter(sender, asked, now):
             return False, refusal
         self._audience.enter(sender, asked)
+        if not asked.cursors and self._relays.is_behind(channel):
+            return False, []  # it cannot tell where to begin; the subscriber asks again
         cursors = {cursor.stream: cursor.next for cursor in asked.cursors}
         held = self._served.positions(channel, self._recovery.expects, asked.since, cursors)
         nothing = all(position.next == 1 for position in held)

@@ -8,6 +8,7 @@ each hands every `RelayEvent` that comes out as an effect to the other as an eve
 
     uplink ──Attach──▶ broker       the parent can be reached
     uplink ◀──Follow── broker       go on from these numbers
+    uplink ──ParentEnds──▶ broker   joined: the parent's streams end before these numbers
     uplink ──Relayed─▶ broker       accepted by the parent's thresholds, in order, none twice
     uplink ──RelayedGap──▶ broker   lost: the parent no longer holds it
 
@@ -32,7 +33,7 @@ from msgspec.structs import replace
 
 from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Leave, Passed, Refused
 from quorumcast.broadcast.messages import Cursor
-from quorumcast.broadcast.relayed import Attach, Follow, Relayed, RelayedGap
+from quorumcast.broadcast.relayed import Attach, Follow, ParentEnds, Relayed, RelayedGap
 from quorumcast.cell.filters import check_carried
 from quorumcast.cell.subscribing.subscriber import Subscriber
 from quorumcast.core.errors import UsageError
@@ -55,6 +56,7 @@ class Uplink:
         "_child",
         "_entries",
         "_here",
+        "_joining",
         "_manifest",
         "_misfits",
         "_probed",
@@ -74,6 +76,8 @@ class Uplink:
         self._probed: dict[Channel, None] = {}
         #: Channels of the child that do not fit the parent's epoch, and are not joined.
         self._misfits: dict[Channel, None] = {}
+        #: Channels of the parent that were joined, of which the broker was not told the ends yet.
+        self._joining: dict[Channel, None] = {}
         entries = child.parents.get(self.parent, ())
         for entry in entries:
             self._check(entry)
@@ -116,6 +120,7 @@ class Uplink:
     def _leave(self, name: Channel) -> list[Effect]:
         there = self._there[name]
         self._probed.pop(there, None)
+        self._joining.pop(there, None)
         return self._subscriber.handle(Leave(there), Millis(0))  # at whatever time
 
     def handle(self, event: Event, now: Millis) -> list[Effect]:
@@ -127,6 +132,8 @@ class Uplink:
             effects += map(Attach, self._there)
         for there in [there for there in self._probed if self._subscriber.joined(there)]:
             effects += self._on_end(there, self._subscriber.end(there), now)
+        for there in [there for there in self._joining if self._subscriber.joined(there)]:
+            effects.append(self._on_joined(there))
         return effects
 
     def sizes(self) -> dict[str, int]:
@@ -142,14 +149,23 @@ class Uplink:
             self._probed[there] = None
             return self._join(Join(there), now)
         self._probed.pop(there, None)
+        self._joining[there] = None
         return self._join(Join(there, start=0, cursors=cursors, where=_asked(entry)), now)
 
     def _on_end(self, there: Channel, end: int, now: Millis) -> list[Effect]:
         """Read what the broker retains of an order that ends there now."""
         del self._probed[there]
+        self._joining[there] = None
         entry = self._entries[self._here[there]]
         start = end - entry.policy.limits.retained_publications
         return self._join(Join(there, start=max(start, 0), where=_asked(entry)), now)
+
+    def _on_joined(self, there: Channel) -> Effect:
+        """Tell the broker where the parent's streams end."""
+        del self._joining[there]
+        ends = self._subscriber.ends(there).items()
+        here = tuple(Cursor(self._stream_here(stream), end) for stream, end in ends)
+        return ParentEnds(self._here[there], here)
 
     def _join(self, join: Join, now: Millis) -> list[Effect]:
         effects = self._subscriber.handle(Leave(join.channel), now)

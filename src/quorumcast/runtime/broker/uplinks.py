@@ -24,7 +24,14 @@ from pathlib import Path
 import msgspec
 
 from quorumcast.broadcast.application import Refused
-from quorumcast.broadcast.relayed import Attach, Follow, Relayed, RelayedGap, RelayEvent
+from quorumcast.broadcast.relayed import (
+    Attach,
+    Follow,
+    ParentEnds,
+    Relayed,
+    RelayedGap,
+    RelayEvent,
+)
 from quorumcast.cell.messages import CELL_FAMILY
 from quorumcast.cell.subscribing.uplink import Uplink
 from quorumcast.core.errors import UsageError
@@ -167,6 +174,7 @@ class ParentUplink:
             telemetry=self.telemetry,
             application={
                 Attach: self._host.feed,
+                ParentEnds: self._host.feed,
                 Relayed: self._on_relayed,
                 RelayedGap: self._on_gap,
                 Refused: self._on_refused,

@@ -96,7 +96,7 @@ def _ask_for_fewer(entry: ChannelEntry) -> tuple[str, ...]:
 #: The upper cell and the leaf are cut off for so long that the root drops what they lack.
 AWAY = (
     Act(
-        150,
+        450,
         "partition",
         peers=(*UPPER.broker_names, *UPPER.uplinks, *UPPER.readers, *LEAF.uplinks),
     ),
@@ -123,7 +123,7 @@ VARIANTS = (
         "a relaying broker passes over a hole as if nothing had been published there",
         [Patch(RelayLedger, "leave_out", _leave_nothing_out)],
         tree_plan("ab", acts=AWAY, retained=FEW, publications=60),
-        ("Vouching", "Authenticity"),
+        ("Vouching", "Authenticity", "Sound statements"),
     ),
     Variant(
         "narrow-uplink",

@@ -12,7 +12,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from quorumcast.broadcast.relayed import Attach, Follow, Relayed, RelayedGap
+from quorumcast.broadcast.relayed import Attach, Follow, ParentEnds, Relayed, RelayedGap
 from quorumcast.cell.subscribing.uplink import Uplink
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Effect
@@ -112,7 +112,7 @@ class TreeWorld(CellWorld):
 
         uplink = self.add(name, make, parent.manifest.broker_ids)
         self.adversary.companions[broker] = (name,)
-        for kind in (Attach, Relayed, RelayedGap):
+        for kind in (Attach, ParentEnds, Relayed, RelayedGap):
             uplink.application[kind] = partial(_hand, self.nodes[broker])
         self.nodes[broker].application[Follow] = partial(_hand, uplink)
 
