@@ -56,11 +56,22 @@ def bodies(first: int, count: int) -> list[bytes]:
     return [f"p{number}".encode() for number in range(first, first + count)]
 
 
+def publish_above(cells: TreeNetwork, first: int, count: int, for_ms: int) -> None:
+    cells["top"].publish(*bodies(first, count))
+    cells.run(for_ms)
+
+
+def read_late(cells: TreeNetwork, for_ms: int = 1500) -> list[bytes]:
+    """What a reader of the child gets that begins now, with the oldest number."""
+    cells["leaf"].subscribe("alice", start=0)
+    cells.run(for_ms)
+    return cells["leaf"].got("alice")
+
+
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_reader_of_a_child_gets_what_was_published_in_the_parent(policy: str) -> None:
     cells = tree(policy)
-    cells["top"].publish(*bodies(1, 6))
-    cells.run(1000)
+    publish_above(cells, 1, 6, 1000)
     assert cells["leaf"].got() == bodies(1, 6)
     assert {d.stream.publisher for d in cells["leaf"].delivered[BOB]} == {"alice"}
 
@@ -68,8 +79,7 @@ def test_reader_of_a_child_gets_what_was_published_in_the_parent(policy: str) ->
 def test_position_of_a_child_is_that_of_the_parent() -> None:
     cells = tree("total")
     cells["top"].subscribe("bob")
-    cells["top"].publish(*bodies(1, 5))
-    cells.run(1000)
+    publish_above(cells, 1, 5, 1000)
     placed = [
         [(d.position, d.stream, d.number, d.body) for d in cells[cell].delivered[BOB]]
         for cell in ("top", "leaf")
@@ -80,27 +90,22 @@ def test_position_of_a_child_is_that_of_the_parent() -> None:
 
 def test_reader_that_comes_late_gets_what_the_child_holds() -> None:
     cells = tree()
-    cells["top"].publish(*bodies(1, 5))
-    cells.run(500)
+    publish_above(cells, 1, 5, 500)
     for broker in ("b1", "b2", "b3"):
         cells.detach("leaf", broker)
-    cells["leaf"].subscribe("alice", start=0)
-    cells.run(500)
-    assert cells["leaf"].got("alice") == bodies(1, 5)
+    assert read_late(cells, 500) == bodies(1, 5)
 
 
 def test_client_of_the_child_with_the_publishers_name_cannot_publish_there() -> None:
     cells = tree()
-    cells["top"].publish(*bodies(1, 2))
-    cells.run(500)
+    publish_above(cells, 1, 2, 500)
     leaf = cells["leaf"]
     stream = leaf.delivered[BOB][0].stream
     for broker in leaf.brokers:
         run = publish(3, b"mine", stream=stream)
         effects = leaf.broker(broker).handle(run, T0)
         assert reasons(effects) == [DropReason.NO_RIGHT]
-    cells["top"].publish(*bodies(3, 1))
-    cells.run(500)
+    publish_above(cells, 3, 1, 500)
     assert leaf.got() == bodies(1, 3)
 
 
@@ -114,8 +119,7 @@ def test_child_acknowledges_nothing_to_a_client_with_the_publishers_name() -> No
 
     cells["leaf"].losses.append(listen)
     cells["leaf"].publisher()  # a client of the child that happens to be called alice
-    cells["top"].publish(*bodies(1, 3))
-    cells.run(500)
+    publish_above(cells, 1, 3, 500)
     assert not messages(told, Ack)
 
 
@@ -128,8 +132,7 @@ def test_three_cells_carry_on_from_one_to_the_next(policy: str) -> None:
     )
     cells["top"].publisher()
     cells["leaf"].subscribe()
-    cells["top"].publish(*bodies(1, 5))
-    cells.run(1500)
+    publish_above(cells, 1, 5, 1500)
     assert cells["leaf"].got() == bodies(1, 5)
 
 
@@ -140,8 +143,7 @@ def test_channel_may_have_another_name_in_the_child() -> None:
     )
     cells["top"].publisher()
     cells["leaf"].subscribe()
-    cells["top"].publish(*bodies(1, 3))
-    cells.run(1000)
+    publish_above(cells, 1, 3, 1000)
     assert cells["leaf"].got() == bodies(1, 3)
     assert {d.stream.channel for d in cells["leaf"].delivered[BOB]} == {"copies"}
 
@@ -162,8 +164,7 @@ def test_lying_broker_in_each_cell_changes_nothing(policy: str, lie: str) -> Non
     cells["top"].publisher()
     cells["leaf"].subscribe()
     for first in range(1, 13, 3):
-        cells["top"].publish(*bodies(first, 3))
-        cells.run(300)
+        publish_above(cells, first, 3, 300)
     cells.run(1500)
     assert cells["leaf"].got() == bodies(1, 12)
     assert cells["leaf"].lost() == []
@@ -172,8 +173,7 @@ def test_lying_broker_in_each_cell_changes_nothing(policy: str, lie: str) -> Non
 def test_silent_broker_of_the_child_holds_nobody_up() -> None:
     cells = tree()
     cells.stop("leaf", "b2")
-    cells["top"].publish(*bodies(1, 5))
-    cells.run(1500)
+    publish_above(cells, 1, 5, 1500)
     assert cells["leaf"].got() == bodies(1, 5)
 
 
@@ -182,29 +182,22 @@ def test_broker_without_the_parent_goes_on_with_the_others(policy: str) -> None:
     cells = tree(policy)
     cells.detach("leaf", "b1")
     for number in range(1, 7):
-        cells["top"].publish(*bodies(number, 1))
-        cells.run(300)
+        publish_above(cells, number, 1, 300)
     cells.run(4000)
     cells.stop("leaf", "b2")
-    cells["leaf"].subscribe("alice", start=0)
-    cells.run(1500)
-    assert cells["leaf"].got("alice") == bodies(1, 6)
+    assert read_late(cells) == bodies(1, 6)
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
 def test_broker_that_was_away_goes_on_where_it_stopped(policy: str) -> None:
     cells = tree(policy)
-    cells["top"].publish(*bodies(1, 3))
-    cells.run(500)
+    publish_above(cells, 1, 3, 500)
     cells.detach("leaf", "b1")
-    cells["top"].publish(*bodies(4, 3))
-    cells.run(500)
+    publish_above(cells, 4, 3, 500)
     cells.attach("leaf", "b1")
     cells.run(1000)
     cells.stop("leaf", "b2")
-    cells["leaf"].subscribe("alice", start=0)
-    cells.run(1500)
-    assert cells["leaf"].got("alice") == bodies(1, 6)
+    assert read_late(cells) == bodies(1, 6)
 
 
 def subscriber(cells: TreeNetwork, name: str) -> Subscriber:
@@ -229,20 +222,16 @@ def contents_for(cells: TreeNetwork, uplink: str) -> list[bytes]:
 @pytest.mark.parametrize("policy", ["ab", "ab+history", "total"])
 def test_wiped_broker_gets_back_from_the_others_what_they_hold(policy: str) -> None:
     cells = tree(policy)
-    cells["top"].publish(*bodies(1, 6))
-    cells.run(500)
+    publish_above(cells, 1, 6, 500)
     cells.stop("leaf", "b1")
     from_the_parent = contents_for(cells, "leaf-b1")
     cells.start("leaf", "b1", wiped=True)
     cells.run(4000)
     assert from_the_parent == []
-    cells["top"].publish(*bodies(7, 1))
-    cells.run(500)
+    publish_above(cells, 7, 1, 500)
     assert len(from_the_parent) == 1
     cells.stop("leaf", "b2")
-    cells["leaf"].subscribe("alice", start=0)
-    cells.run(1500)
-    assert cells["leaf"].got("alice") == bodies(1, 7)
+    assert read_late(cells) == bodies(1, 7)
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
@@ -251,14 +240,11 @@ def test_wiped_broker_gets_from_the_parent_what_a_liar_withholds(policy: str) ->
     cells["leaf"].losses.append(
         lambda sender, _, send: sender == B2 and isinstance(send.message, Regained | Vote)
     )
-    cells["top"].publish(*bodies(1, 6))
-    cells.run(500)
+    publish_above(cells, 1, 6, 500)
     cells.stop("leaf", "b1")
     cells.start("leaf", "b1", wiped=True)
     cells.run(15_000)
-    cells["leaf"].subscribe("alice", start=0)
-    cells.run(1500)
-    assert cells["leaf"].got("alice") == bodies(1, 6)
+    assert read_late(cells) == bodies(1, 6)
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
@@ -273,31 +259,25 @@ def test_wiped_broker_reads_anew_what_a_liar_brought_in_part(policy: str) -> Non
             )
         )
     )
-    cells["top"].publish(*bodies(1, 6))
-    cells.run(500)
+    publish_above(cells, 1, 6, 500)
     cells.stop("leaf", "b1")
     cells.start("leaf", "b1", wiped=True)
     cells.run(20_000)
     held = cells["leaf"].ledger("b1")
     assert (held.base, held.next) == (1, 7)
-    cells["leaf"].subscribe("alice", start=0)
-    cells.run(1500)
-    assert cells["leaf"].got("alice") == bodies(1, 6)
+    assert read_late(cells) == bodies(1, 6)
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
 def test_child_that_was_wiped_as_a_whole_gets_everything_from_the_parent(policy: str) -> None:
     cells = tree(policy)
-    cells["top"].publish(*bodies(1, 6))
-    cells.run(500)
+    publish_above(cells, 1, 6, 500)
     for broker in ("b1", "b2", "b3"):
         cells.stop("leaf", broker)
     for broker in ("b1", "b2", "b3"):
         cells.start("leaf", broker, wiped=True)
     cells["top"].publish(*bodies(7, 2))
-    cells["leaf"].subscribe("alice", start=0)
-    cells.run(4000)
-    assert cells["leaf"].got("alice") == bodies(1, 8)
+    assert read_late(cells, 4000) == bodies(1, 8)
     assert cells["leaf"].got("bob") == bodies(1, 8)
 
 
@@ -352,13 +332,11 @@ def test_hole_of_one_broker_is_filled_by_the_others(policy: str) -> None:
         CellPlan("leaf", relay_of(policy), parent="top"),
     )
     cells["top"].publisher()
-    cells["top"].publish(*bodies(1, 3))
-    cells.run(1500)
+    publish_above(cells, 1, 3, 1500)
     cells.detach("leaf", "b1")
     cells["leaf"].cut_off(B1)
     for number in range(4, 20):
-        cells["top"].publish(*bodies(number, 1))
-        cells.run(60)
+        publish_above(cells, number, 1, 60)
     cells.attach("leaf", "b1")
     cells.run(2000)
     held = cells["leaf"].ledger("b1")
@@ -368,9 +346,7 @@ def test_hole_of_one_broker_is_filled_by_the_others(policy: str) -> None:
     cells.run(6000)
     assert (held.holes, held.base, held.next) == ((), 1, 20)
     cells.stop("leaf", "b2")
-    cells["leaf"].subscribe("alice", start=0)
-    cells.run(1500)
-    assert cells["leaf"].got("alice") == bodies(1, 19)
+    assert read_late(cells) == bodies(1, 19)
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
@@ -382,13 +358,11 @@ def test_child_that_was_away_for_too_long_announces_the_gap(policy: str) -> None
     )
     cells["top"].publisher()
     cells["leaf"].subscribe(start=0)
-    cells["top"].publish(*bodies(1, 3))
-    cells.run(500)
+    publish_above(cells, 1, 3, 500)
     for broker in ("b1", "b2", "b3"):
         cells.detach("leaf", broker)
     for number in range(4, 20):
-        cells["top"].publish(*bodies(number, 1))
-        cells.run(60)
+        publish_above(cells, number, 1, 60)
     for broker in ("b1", "b2", "b3"):
         cells.attach("leaf", broker)
     cells.run(3000)
@@ -398,17 +372,14 @@ def test_child_that_was_away_for_too_long_announces_the_gap(policy: str) -> None
     assert len(lost) == 1
     assert 3 + (lost[0][2] - lost[0][1] + 1) + len(got[3:]) == 19
     # A reader that comes later gets the same, also what lies before the gap.
-    cells["leaf"].subscribe("alice", start=0)
-    cells.run(3000)
-    assert cells["leaf"].got("alice") == got
+    assert read_late(cells, 3000) == got
     assert cells["leaf"].lost("alice") == lost
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
 def test_receipt_of_a_child_is_signed_by_its_brokers(policy: str) -> None:
     cells = tree(policy)
-    cells["top"].publish(*bodies(1, 3))
-    cells.run(500)
+    publish_above(cells, 1, 3, 500)
     leaf = cells["leaf"]
     stream, number, contents = leaf.delivered[BOB][1].provable
     leaf.happen(BOB, Prove(stream, number, contents))
@@ -423,8 +394,7 @@ def test_journal_keeps_a_broker_from_contradicting_itself() -> None:
     )
     cells["top"].publisher()
     cells["leaf"].subscribe()
-    cells["top"].publish(*bodies(1, 3))
-    cells.run(500)
+    publish_above(cells, 1, 3, 500)
     stream = cells["leaf"].delivered[BOB][0].stream
     cells.stop("leaf", "b1")
     cells["leaf"].start_broker("b1")
@@ -445,8 +415,7 @@ def test_uplink_of_a_long_order_reads_what_the_child_retains() -> None:
     for broker in ("b1", "b2", "b3"):
         cells.stop("leaf", broker)
     cells["top"].publisher()
-    cells["top"].publish(*bodies(1, 100))
-    cells.run(1000)
+    publish_above(cells, 1, 100, 1000)
     sent = contents_for(cells, "leaf-b1")
     for broker in ("b1", "b2", "b3"):
         cells.start("leaf", broker, wiped=True)
@@ -458,22 +427,19 @@ def test_uplink_of_a_long_order_reads_what_the_child_retains() -> None:
 
 def test_liar_that_names_streams_without_end_is_bounded() -> None:
     cells = tree()
-    cells["top"].publish(*bodies(1, 1))
-    cells.run(500)
+    publish_above(cells, 1, 1, 500)
     reader = cells["leaf"].machines[BOB]
     for number in range(2000):
         stream = Stream(ORDERS, NodeId(f"invented-{number}"), 2)
         reader.handle(vote(B1, 1, b"x", stream=stream), T0)
     assert reader.sizes()["orders: named"] == 256 + MAX_ENDED
-    cells["top"].publish(*bodies(2, 1))
-    cells.run(500)
+    publish_above(cells, 2, 1, 500)
     assert cells["leaf"].got() == bodies(1, 2)
 
 
 def test_channel_made_anew_takes_the_same_streams_again() -> None:
     cells = tree()
-    cells["top"].publish(*bodies(1, 3))
-    cells.run(500)
+    publish_above(cells, 1, 3, 500)
     leaf = cells["leaf"]
     without = next_epoch(leaf.manifest, channels=())
     anew = next_epoch(without, channels=leaf.manifest.channels)

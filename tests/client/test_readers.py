@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -112,6 +112,15 @@ def test_subscription_to_all_rows_that_are_carried_on_names_no_predicate() -> No
     assert not ChannelReaders(channel, everything).where
 
 
+async def expect_their_rows(alice: Node, inboxes: Sequence[Subscription]) -> None:
+    """The n-th subscription gets the row with the price n of ten, and no other."""
+    for inbox in inboxes:
+        await inbox.wait_joined()
+    await publish(alice, rows(*range(10)))
+    for number, inbox in enumerate(inboxes):
+        assert prices((await taken(inbox, 1))[0]) == [number]
+
+
 @pytest.mark.parametrize(("name", "most"), [("MAX_PREDICATES", 3), ("MAX_FILTER_TEXT", 40)])
 @in_a_loop
 async def test_more_predicates_than_are_sent_get_their_rows_all_the_same(
@@ -122,12 +131,8 @@ async def test_more_predicates_than_are_sent_get_their_rows_all_the_same(
         alice, bob = await cell.connect("alice"), await cell.connect("bob")
         inboxes = [bob.subscribe("trades", where=f"price = {n}") for n in range(5)]
         asked = watched(bob)
-        for inbox in inboxes:
-            await inbox.wait_joined()
+        await expect_their_rows(alice, inboxes)
         assert [one.where for one in asked if isinstance(one, Select)] == [()]
-        await publish(alice, rows(*range(10)))
-        for number, inbox in enumerate(inboxes):
-            assert prices((await taken(inbox, 1))[0]) == [number]
 
 
 @in_a_loop
@@ -139,11 +144,7 @@ async def test_more_text_than_brokers_take_gets_its_rows_all_the_same() -> None:
         texts = [f"price IN ({number}, {number + 100}, {far})" for number in range(6)]
         assert sum(map(len, texts)) > MAX_FILTER_TEXT
         inboxes = [bob.subscribe("trades", where=text) for text in texts]
-        for inbox in inboxes:
-            await inbox.wait_joined()
-        await publish(alice, rows(*range(10)))
-        for number, inbox in enumerate(inboxes):
-            assert prices((await taken(inbox, 1))[0]) == [number]
+        await expect_their_rows(alice, inboxes)
 
 
 @in_a_loop

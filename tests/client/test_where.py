@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -65,66 +66,69 @@ async def taken(inbox: Subscription, count: int) -> list[Batch]:
     return found
 
 
+@asynccontextmanager
+async def reading(
+    where: str, entry: ChannelEntry | None = None
+) -> AsyncIterator[tuple[Node, Subscription]]:
+    """alice, who publishes trades, and what bob reads of them."""
+    async with MemoryCell(channels={"trades": entry or trades()}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with bob.subscribe("trades", where=where) as inbox:
+            yield alice, inbox
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @in_a_loop
 async def test_subscription_gets_the_rows_that_match_and_no_others(policy: str) -> None:
-    async with MemoryCell(channels={"trades": trades(policy)}) as cell:
-        alice, bob = await cell.connect("alice"), await cell.connect("bob")
-        async with bob.subscribe("trades", where="price < 10") as inbox:
-            await publish(
-                alice, rows(50), rows(*range(8, 28)), rows(1, 2, 3), rows(*range(90, 100)), rows(7)
-            )
-            cut, whole, last = await taken(inbox, 3)
-            assert [prices(one) for one in (cut, whole, last)] == [[8, 9], [1, 2, 3], [7]]
-            assert (numbers(cut), cut.total, len(cut)) == ([0, 1], 20, 2)
-            assert (whole.rows, whole.total, len(whole)) == (None, 3, 3)
-            assert [one.number for one in (cut, whole, last)] == [2, 3, 5]
-            assert {one.where for one in (cut, whole, last)} == {"price < 10"}
+    async with reading("price < 10", trades(policy)) as (alice, inbox):
+        await publish(
+            alice, rows(50), rows(*range(8, 28)), rows(1, 2, 3), rows(*range(90, 100)), rows(7)
+        )
+        cut, whole, last = await taken(inbox, 3)
+        assert [prices(one) for one in (cut, whole, last)] == [[8, 9], [1, 2, 3], [7]]
+        assert (numbers(cut), cut.total, len(cut)) == ([0, 1], 20, 2)
+        assert (whole.rows, whole.total, len(whole)) == (None, 3, 3)
+        assert [one.number for one in (cut, whole, last)] == [2, 3, 5]
+        assert {one.where for one in (cut, whole, last)} == {"price < 10"}
 
 
 @in_a_loop
 async def test_events_of_a_part_have_their_row_numbers_in_the_publication() -> None:
-    async with MemoryCell(channels={"trades": trades()}) as cell:
-        alice, bob = await cell.connect("alice"), await cell.connect("bob")
-        async with bob.subscribe("trades", where="price >= 98") as inbox:
-            await publish(alice, rows(*range(100)))
-            events = [await anext(inbox), await anext(inbox)]
-            assert [(e.index, e.row) for e in events] == [
-                (98, {"symbol": "CTT", "price": 98}),
-                (99, {"symbol": "CTT", "price": 99}),
-            ]
-            batch = events[0].batch
-            assert repr(batch).endswith("2 of 100 events>")
-            assert batch.data.to_pydict() == {"symbol": ["CTT", "CTT"], "price": [98, 99]}
-            with pytest.raises(UsageError, match="2 of the 100 rows of this publication came"):
-                _ = batch.contents
+    async with reading("price >= 98") as (alice, inbox):
+        await publish(alice, rows(*range(100)))
+        events = [await anext(inbox), await anext(inbox)]
+        assert [(e.index, e.row) for e in events] == [
+            (98, {"symbol": "CTT", "price": 98}),
+            (99, {"symbol": "CTT", "price": 99}),
+        ]
+        batch = events[0].batch
+        assert repr(batch).endswith("2 of 100 events>")
+        assert batch.data.to_pydict() == {"symbol": ["CTT", "CTT"], "price": [98, 99]}
+        with pytest.raises(UsageError, match="2 of the 100 rows of this publication came"):
+            _ = batch.contents
 
 
 @in_a_loop
 async def test_most_rows_come_with_the_publication_and_are_selected_here() -> None:
-    async with MemoryCell(channels={"trades": trades()}) as cell:
-        alice, bob = await cell.connect("alice"), await cell.connect("bob")
-        async with bob.subscribe("trades", where="price < 8") as inbox:
-            await publish(alice, rows(*range(10)))
-            (batch,) = await taken(inbox, 1)
-            assert prices(batch) == list(range(8)) == numbers(batch)
-            assert batch.total == 10
+    async with reading("price < 8") as (alice, inbox):
+        await publish(alice, rows(*range(10)))
+        (batch,) = await taken(inbox, 1)
+        assert prices(batch) == list(range(8)) == numbers(batch)
+        assert batch.total == 10
 
 
 @pytest.mark.parametrize("policy", ["ab+history", "total"])
 @in_a_loop
 async def test_receipt_of_a_part_has_the_whole_publication(policy: str) -> None:
-    async with MemoryCell(channels={"trades": trades(policy, segment=4)}) as cell:
-        alice, bob = await cell.connect("alice"), await cell.connect("bob")
-        async with bob.subscribe("trades", where="price = 17") as inbox:
-            await publish(alice, rows(1), rows(*range(20)), rows(2))
-            event = await anext(inbox)
-            receipt = await event.receipt()
-            labelled = unlabel(receipt.contents) if policy == "total" else None
-            contents = receipt.contents if labelled is None else labelled[1]
-            whole = decode_batch(contents[ENVELOPE_BYTES:], trades().arrow_schema())
-            assert whole is not None
-            assert whole.column("price").to_pylist() == list(range(20))
+    async with reading("price = 17", trades(policy, segment=4)) as (alice, inbox):
+        await publish(alice, rows(1), rows(*range(20)), rows(2))
+        event = await anext(inbox)
+        receipt = await event.receipt()
+        labelled = unlabel(receipt.contents) if policy == "total" else None
+        contents = receipt.contents if labelled is None else labelled[1]
+        whole = decode_batch(contents[ENVELOPE_BYTES:], trades().arrow_schema())
+        assert whole is not None
+        assert whole.column("price").to_pylist() == list(range(20))
 
 
 @in_a_loop
@@ -173,41 +177,37 @@ async def test_subscriptions_that_come_and_go_cost_the_others_nothing() -> None:
 
 @in_a_loop
 async def test_change_is_exact() -> None:
-    async with MemoryCell(channels={"trades": trades()}) as cell:
-        alice, bob = await cell.connect("alice"), await cell.connect("bob")
-        async with bob.subscribe("trades", where="price = 1") as inbox:
-            await publish(alice, rows(*range(10)))
-            await until(lambda: inbox.waiting == 1)
-            await inbox.change("price > 7")
-            assert inbox.where == "price > 7"
-            await publish(alice, rows(*range(10)))
-            await until(lambda: inbox.waiting == 2)
-            await inbox.change(None)
-            await publish(alice, rows(*range(10)))
-            found = await taken(inbox, 3)
-            assert [(one.where, prices(one)) for one in found] == [
-                ("price = 1", [1]),
-                ("price > 7", [8, 9]),
-                (None, list(range(10))),
-            ]
+    async with reading("price = 1") as (alice, inbox):
+        await publish(alice, rows(*range(10)))
+        await until(lambda: inbox.waiting == 1)
+        await inbox.change("price > 7")
+        assert inbox.where == "price > 7"
+        await publish(alice, rows(*range(10)))
+        await until(lambda: inbox.waiting == 2)
+        await inbox.change(None)
+        await publish(alice, rows(*range(10)))
+        found = await taken(inbox, 3)
+        assert [(one.where, prices(one)) for one in found] == [
+            ("price = 1", [1]),
+            ("price > 7", [8, 9]),
+            (None, list(range(10))),
+        ]
 
 
 @in_a_loop
 async def test_change_under_load_selects_each_publication_by_one_predicate_or_the_other() -> None:
-    async with MemoryCell(channels={"trades": trades()}) as cell:
-        alice, bob = await cell.connect("alice"), await cell.connect("bob")
-        async with bob.subscribe("trades", where="price = 0") as inbox:
-            async with alice.publisher("trades", batching=False) as outbox:
-                for number in range(100):
-                    outbox.post_batch(rows(*range(10)))
-                    if number % 10 == 5:
-                        await inbox.change(f"price = {number % 9}")
-                    await asyncio.sleep(0)
-                await outbox.flush()
-            found = await taken(inbox, 100)
-            assert [one.number for one in found] == list(range(1, 101))
-            assert all(f"price = {prices(one)[0]}" == one.where for one in found)
-            assert len({one.where for one in found}) > 3
+    async with reading("price = 0") as (alice, inbox):
+        async with alice.publisher("trades", batching=False) as outbox:
+            for number in range(100):
+                outbox.post_batch(rows(*range(10)))
+                if number % 10 == 5:
+                    await inbox.change(f"price = {number % 9}")
+                await asyncio.sleep(0)
+            await outbox.flush()
+        found = await taken(inbox, 100)
+        assert [one.number for one in found] == list(range(1, 101))
+        assert all(f"price = {prices(one)[0]}" == one.where for one in found)
+        assert len({one.where for one in found}) > 3
 
 
 @in_a_loop
@@ -272,37 +272,33 @@ async def test_subscription_from_a_position_to_another_gets_matching_rows() -> N
 
 @in_a_loop
 async def test_recall_gets_whole_publications() -> None:
-    async with MemoryCell(channels={"trades": trades("total")}) as cell:
-        alice, bob = await cell.connect("alice"), await cell.connect("bob")
-        async with bob.subscribe("trades", where="price = 4") as inbox:
-            await publish(alice, rows(*range(10)), rows(1))
-            await taken(inbox, 1)
-            await until(lambda: inbox.position == 3)
-            found = await inbox.recall([1, 2])
-            assert [len(batch) for batch in found.values() if isinstance(batch, Batch)] == [10, 1]
+    async with reading("price = 4", trades("total")) as (alice, inbox):
+        await publish(alice, rows(*range(10)), rows(1))
+        await taken(inbox, 1)
+        await until(lambda: inbox.position == 3)
+        found = await inbox.recall([1, 2])
+        assert [len(batch) for batch in found.values() if isinstance(batch, Batch)] == [10, 1]
 
 
 @in_a_loop
 async def test_recall_gets_the_rows_that_a_cell_carries_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with MemoryCell(channels={"trades": trades("total")}) as cell:
-        alice, bob = await cell.connect("alice"), await cell.connect("bob")
-        async with bob.subscribe("trades", where="price = 4") as inbox:
-            await publish(alice, rows(*range(10)), rows(1))
-            (batch,) = await taken(inbox, 1)
-            await until(lambda: inbox.position == 3)
-            told = [
-                Recalled(Channel("trades"), 1, batch._delivered),
-                Recalled(Channel("trades"), 2, None),
-            ]
+    async with reading("price = 4", trades("total")) as (alice, inbox):
+        await publish(alice, rows(*range(10)), rows(1))
+        (batch,) = await taken(inbox, 1)
+        await until(lambda: inbox.position == 3)
+        told = [
+            Recalled(Channel("trades"), 1, batch._delivered),
+            Recalled(Channel("trades"), 2, None),
+        ]
 
-            async def recall(channel: Channel, positions: Iterable[int]) -> list[Recalled]:
-                return told
+        async def recall(channel: Channel, positions: Iterable[int]) -> list[Recalled]:
+            return told
 
-            monkeypatch.setattr(inbox._host, "recall", recall)
-            found = await inbox.recall([1, 2])
-            assert found[2] is None
-            assert isinstance(found[1], Batch)
-            assert (prices(found[1]), found[1].position) == ([4], 1)
+        monkeypatch.setattr(inbox._host, "recall", recall)
+        found = await inbox.recall([1, 2])
+        assert found[2] is None
+        assert isinstance(found[1], Batch)
+        assert (prices(found[1]), found[1].position) == ([4], 1)
 
 
 @in_a_loop
@@ -323,13 +319,11 @@ async def test_discarded_publications_are_those_with_matching_rows() -> None:
 @in_a_loop
 async def test_new_columns_do_not_interrupt_a_predicate() -> None:
     """An older predicate goes on, and a change may name the new column."""
-    async with MemoryCell(channels={"trades": trades()}) as cell:
-        alice, bob = await cell.connect("alice"), await cell.connect("bob")
-        async with bob.subscribe("trades", where="price < 3") as inbox:
-            await publish(alice, rows(*range(10)))
-            await taken(inbox, 1)
-            with pytest.raises(UsageError, match="'venue'"):
-                await inbox.change("venue = 'X'")
+    async with reading("price < 3") as (alice, inbox):
+        await publish(alice, rows(*range(10)))
+        await taken(inbox, 1)
+        with pytest.raises(UsageError, match="'venue'"):
+            await inbox.change("venue = 'X'")
 
 
 REFUSED: Sequence[tuple[dict[str, Any], str]] = (
