@@ -1,5 +1,6 @@
 """Fair shares of processor time: served in turn, requests within a budget, floods disconnected."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from quorumcast.runtime.links import fairness
 from quorumcast.runtime.links.fairness import (
     BAR_FIRST_S,
     BURST_S,
+    FLOOD_REQUESTS,
     FLOOD_SHARE,
     QUANTUM_S,
     Account,
@@ -35,8 +37,10 @@ class World:
             is_broker=lambda node: node == BROKER,
             cpu_clock=lambda: self.cpu_s,
             clock=lambda: self.cpu_s + self.waited_s,
-            waited=lambda: self.waited_s,
+            waited=lambda: self.waited_s + self.passed(),
         )
+        #: How long the thread has waited beside what its links say.
+        self.passed: Callable[[], float] = lambda: 0.0
         self.links: list[FakeLink] = []
 
     def _disconnect(self, name: NodeId, reason: str) -> None:
@@ -93,6 +97,9 @@ class FakeLink:
 
     def unhandled_bytes(self) -> int:
         return 100 * self.left
+
+    def waiting_requests(self) -> int:
+        return 0 if self.piece is Piece.WORK else self.left
 
 
 def test_busy_link_is_interrupted_after_a_quantum_and_nothing_more_is_read_from_it() -> None:
@@ -341,6 +348,48 @@ def test_client_that_waits_for_answers_is_paused_and_never_disconnected(
             await until(lambda link=request: not link.left)  # type: ignore[misc]
         assert world.fairness.load()[ALICE].paused > 0
         assert world.disconnected == []
+
+    run(main())
+
+
+def test_publications_that_wait_behind_a_costly_request_are_no_flood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fairness, "FLOOD_GRACE_S", -1.0)
+    monkeypatch.setattr(fairness, "ALONE_S", 1000.0)
+
+    async def main() -> None:
+        world = World()
+        world.link(BOB, 1).arrive()
+        world.link(ALICE, 1, Piece.REQUEST, 2 * BURST_S).arrive()
+        publications = world.link(ALICE, 2000, cost_s=QUANTUM_S / 40)
+        publications.arrive()
+        assert publications.unhandled_bytes() > 64 * FLOOD_REQUESTS
+        await until(lambda: not publications.left)
+        assert world.fairness.load()[ALICE].paused > 0
+        assert world.disconnected == []
+
+    run(main())
+
+
+def test_time_without_a_processor_is_no_time_over_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fairness, "FLOOD_GRACE_S", 0.001)
+    monkeypatch.setattr(fairness, "ALONE_S", 1000.0)
+    monkeypatch.setattr(fairness, "LOOK_S", 0.0)
+
+    async def main() -> None:
+        world = World()
+        world.link(BOB, 1).arrive()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        world.passed = lambda: loop.time() - began
+        world.link(ALICE, 1_000_000, Piece.REQUEST).arrive()
+        await until(lambda: world.fairness.load()[ALICE].paused > 2)
+        assert world.disconnected == []
+        world.passed = lambda: 0.0
+        await until(lambda: bool(world.disconnected))
 
     run(main())
 

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 from tests.runtime.world import PATIENCE_S, Heard, RawPeer, keyring, plan, run, until
 
-from quorumcast.broadcast.messages import Echo, Pull
-from quorumcast.cell.messages import CELL_FAMILY, Positions, Refuse
+from quorumcast.broadcast.messages import Echo, Open, Publish, Pull
+from quorumcast.cell.messages import CELL_FAMILY, Positions, Refuse, Subscribe
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream, at_seat
 from quorumcast.core.message import Message
@@ -20,7 +20,7 @@ from quorumcast.core.quorum import Protection
 from quorumcast.crypto.directory import Address
 from quorumcast.crypto.identity import Identity
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.crypto.session import Opened, encode_parcel
+from quorumcast.crypto.session import Opened, Parcel, encode_parcel
 from quorumcast.manifest.build import add_client
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.ordering.messages import Standing
@@ -777,6 +777,65 @@ def test_broker_that_says_rare_things_without_end_has_a_budget_for_it(
         assert (load.requests_s > load.cpu_s / 2) == is_flood
         assert load.disconnected == 0
         liar.close()
+        await broker.close()
+
+    run(main())
+
+
+EVENTS = Stream(Channel("c"), ALICE, 1)
+
+
+def published(count: int, size: int) -> list[Parcel]:
+    """Publications of one stream."""
+    return [encode_parcel(Publish(EVENTS, n + 1, bytes(32)), (bytes(size),)) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("parcels", "is_flood"),
+    [
+        (published(300, 1000), False),
+        ([encode_parcel(Subscribe(Channel("c"), (), True, where=("x" * 30_000,)))] * 8, False),
+        ([encode_parcel(Pull(EVENTS, 1, 1))] * 3000, True),
+        ([encode_parcel(Open(Stream(Channel("c"), ALICE, n), 1, 1)) for n in range(3000)], True),
+    ],
+    ids=["publications", "predicates", "pulls", "streams"],
+)
+def test_client_over_its_budget_is_disconnected_for_many_requests_that_wait_and_nothing_else(
+    parcels: list[Parcel], is_flood: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first request is costly, and what follows waits in frames that are not opened yet."""
+    monkeypatch.setattr(fairness, "FLOOD_GRACE_S", -1.0)
+    monkeypatch.setattr(fairness, "ALONE_S", 1000.0)
+    cell = plan(1)
+
+    class Costly(Heard):
+        def receive(self, peer: NodeId, opened: Opened) -> None:
+            end = time.thread_time() + (0 if self.packets else 2 * fairness.BURST_S)
+            while time.thread_time() < end:
+                pass
+            super().receive(peer, opened)
+
+    async def main() -> None:
+        heard, loop = Costly(), asyncio.get_running_loop()
+        broker = await listening(cell, heard, fair=True)
+        port = cell.manifest.brokers[0].port
+        alice = await loop.run_in_executor(None, RawPeer, port, keyring(cell, "alice"))
+        session = await loop.run_in_executor(None, alice.greet, BROKER)
+        frames = [session.seal([encode_parcel(Subscribe(Channel("c"), (), True))])]
+        frames += [session.seal(parcels[at : at + 50]) for at in range(0, len(parcels), 50)]
+        sending = loop.run_in_executor(None, alice.send_frames, frames)
+
+        def is_over() -> bool:
+            heard_all = len(heard.messages) > len(parcels)
+            return heard_all or broker.load()[ALICE].disconnected > 0
+
+        await until(is_over)
+        with contextlib.suppress(OSError):
+            await sending
+        load = broker.load()[ALICE]
+        assert load.paused or load.disconnected
+        assert bool(load.disconnected) == is_flood
+        alice.close()
         await broker.close()
 
     run(main())

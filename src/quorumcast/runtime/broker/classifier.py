@@ -7,6 +7,8 @@ and have a budget.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quorumcast.broadcast.messages import ChainRun, Contents, Custom, Echo, Publish, Pull, Ready
 from quorumcast.cell.messages import Accusation, Positions, Regain, Survey, Taken
 from quorumcast.core.message import Message
@@ -58,14 +60,31 @@ class CellClassifier:
             return False
         return kind not in ABOUT_STREAMS or self._knows_stream(message)
 
+    def requests_among(self, messages: Iterable[Message], *, is_broker: bool) -> int:
+        """How many of the messages that come next are requests; remembers no stream of theirs."""
+        found = 0
+        new: set[tuple[str, str, int]] = set()
+        for message in messages:
+            kind = type(message)
+            if kind in ABOUT_STREAMS if is_broker else kind in PUBLICATIONS:
+                key = _key(message)
+                found += key not in self._streams and key not in new
+                new.add(key)
+            else:
+                found += not is_broker or kind in BROKER_REQUESTS or kind in RARE
+        return found
+
     def _knows_stream(self, message: Message) -> bool:
         """Whether the peer has mentioned the stream before; remembers it."""
-        stream = message.stream  # type: ignore[attr-defined]
-        key = (stream.channel, stream.publisher, stream.incarnation)
-        streams = self._streams
+        key, streams = _key(message), self._streams
         if key in streams:
             return True
         if len(streams) >= STREAMS_REMEMBERED:
             del streams[next(iter(streams))]
         streams[key] = None
         return False
+
+
+def _key(message: Message) -> tuple[str, str, int]:
+    stream = message.stream  # type: ignore[attr-defined]
+    return stream.channel, stream.publisher, stream.incarnation

@@ -19,10 +19,14 @@ the first publication of each stream. While other accounts have work, requests m
 a client that waits for answers may take most of the time that nobody uses (`IDLE_WEIGHT`): a long
 replay from a cell with little to do is not slowed down. A client over its budget is *paused*: its
 socket is not read, and TCP makes it wait. A client that stays over its budget for `FLOOD_GRACE_S`
-and still has more than `FLOOD_BYTES` of requests, or of which more than `FLOOD_DROPS` messages were
-dropped, floods: it is *disconnected*, and refused for a time that doubles each time. An honest
-client waits for answers, so it never has that many requests. Until then a flood gets at most
-`FLOOD_SHARE` of the time spent on all others, even on an idle processor.
+and has more than `FLOOD_REQUESTS` requests waiting, or of which more than `FLOOD_DROPS` messages
+were dropped, floods: it is *disconnected*, and refused for a time that doubles each time. Until
+then a flood gets at most `FLOOD_SHARE` of the time spent on all others, even on an idle processor.
+
+An honest client waits for answers, so it never has that many requests. But one may be long and
+cost much, as predicates do, publications may wait behind it, and on a busy machine this thread has
+little time for it. So what waits is counted and not measured: frames are opened to tell requests
+from publications. And the grace is time in which this thread had a processor.
 
 A broker has a larger budget (`BROKER_REQUEST_SHARE`) and is paused but never disconnected, since
 brokers that do not hear one another deliver nothing. Its budget covers what it asks for and what is
@@ -37,7 +41,7 @@ import enum
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 import msgspec
@@ -64,10 +68,11 @@ IDLE_WEIGHT = 4.0
 FLOOD_SHARE = 0.1
 #: Processor time for requests that an account can save up.
 BURST_S = 0.05
-#: A client over its budget for this long is disconnected if so many bytes of requests are waiting,
-#: or if so many of its messages were dropped meanwhile.
+#: A client over its budget for this long is disconnected if more requests than this are waiting, or
+#: if more of its messages were dropped meanwhile. None of them is shorter than REQUEST_BYTES.
 FLOOD_GRACE_S = 2.0
-FLOOD_BYTES = 64 * 1024
+FLOOD_REQUESTS = 512
+REQUEST_BYTES = 16
 FLOOD_DROPS = 1024
 #: It is refused for this long, doubled each time up to the longest.
 BAR_FIRST_S = 15.0
@@ -105,6 +110,9 @@ class Classifier(Protocol):
     def is_broker_work(self, message: Message) -> bool:
         """Whether a broker's message is of use to others; it is a request otherwise."""
 
+    def requests_among(self, messages: Iterable[Message], *, is_broker: bool) -> int:
+        """How many of the messages that come next are requests."""
+
 
 class Served(Protocol):
     """What the accounts need of a link."""
@@ -128,6 +136,9 @@ class Served(Protocol):
 
     def unhandled_bytes(self) -> int:
         """Bytes that were read and not handled."""
+
+    def waiting_requests(self) -> int:
+        """Requests among what was read and not handled; takes time if much was read."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -153,7 +164,7 @@ class Account:
         self.is_broker = is_broker
         #: The share of time that its requests may take.
         self.share = BROKER_REQUEST_SHARE if is_broker else REQUEST_SHARE
-        #: Whether more than FLOOD_BYTES of it wait to be handled.
+        #: Whether more than FLOOD_REQUESTS of it wait to be handled.
         self.asks_too_much = False
         #: Processor time in all, and for requests; only grow.
         self.spent_s = 0.0
@@ -178,7 +189,8 @@ class Account:
         #: Whether it is in the ring.
         self.is_queued = False
         self.is_paused = False
-        #: When it went over its budget; None once it has saved up half a burst again.
+        #: When it went over its budget, in available time (`Fairness`); None once it has saved up
+        #: half a burst again.
         self.over_since: float | None = None
         #: Its messages that were dropped since then.
         self.dropped = 0
@@ -306,11 +318,11 @@ class Fairness:
                 if left_s <= 0:
                     break
                 end = at + left_s
+        if requests_s:
+            account.asks_too_much = _asks_too_much([*account.links, link])
         spent_s = self._cpu() - start_s
         account.spent_s += spent_s
         account.deficit_s -= spent_s
-        waiting_bytes = self._unhandled_bytes(account) + link.unhandled_bytes()
-        account.asks_too_much = waiting_bytes > FLOOD_BYTES
         if requests_s:
             share = requests_s / (at - begin)
             self._charge(account, spent_s * share, others_wait=others_wait)
@@ -379,20 +391,16 @@ class Fairness:
             self._worked_s = self._cpu()
         return self._had_s
 
-    def _unhandled_bytes(self, account: Account) -> int:
-        """Bytes that were read from links of an account that wait for their turn."""
-        return sum(link.unhandled_bytes() for link in account.links)
-
     def _pause(self, account: Account) -> None:
         """Stop serving an account until it is within its budget again; disconnect a flood."""
-        now = self._loop.time()
+        available_s = self._available_s()
         if account.over_since is None:
-            account.over_since, account.dropped = now, 0
-        too_many_bytes = self._unhandled_bytes(account) > FLOOD_BYTES
-        account.floods = too_many_bytes or account.dropped > FLOOD_DROPS
-        is_late = now - account.over_since > FLOOD_GRACE_S
+            account.over_since, account.dropped = available_s, 0
+        account.asks_too_much = _asks_too_much(account.links)
+        account.floods = account.asks_too_much or account.dropped > FLOOD_DROPS
+        is_late = available_s - account.over_since > FLOOD_GRACE_S
         if account.floods and is_late and not account.is_broker:
-            self._bar(account, now)
+            self._bar(account, self._loop.time())
             return
         account.is_paused = True
         account.paused += 1
@@ -466,3 +474,10 @@ class Fairness:
             )
             for name, account in self._accounts.items()
         }
+
+
+def _asks_too_much(links: Collection[Served]) -> bool:
+    """Whether more requests wait on these links than an honest client makes."""
+    if sum(link.unhandled_bytes() for link in links) <= FLOOD_REQUESTS * REQUEST_BYTES:
+        return False
+    return sum(link.waiting_requests() for link in links) > FLOOD_REQUESTS

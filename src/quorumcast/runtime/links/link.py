@@ -190,7 +190,7 @@ class Link(asyncio.BufferedProtocol):
         #: Bytes of `_buffer` that are filled, and of these, handled already.
         self._filled = 0
         self._start = 0
-        #: Messages of the packet that was opened last, and how many of them are handled.
+        #: Messages of the packets that were opened, and how many of them are handled.
         self._opened: Opened = []
         self._handed = 0
         #: Reasons not to read: what was read must be handled first, there is no room for the frame
@@ -254,19 +254,8 @@ class Link(asyncio.BufferedProtocol):
         """Open the next whole frame, or let the machine handle more messages of the last one."""
         if self._opened:
             return self._hand_on()
-        start, filled = self._start, self._filled
-        if filled - start < 4 or self.phase is Phase.CLOSED:
+        if not self._open_next():
             return Piece.NOTHING
-        (length,) = _LENGTH.unpack_from(self._view, start)
-        end = start + 4 + length
-        if length > self._largest:
-            self._drop(Refusal.OVERSIZED.value)
-            self.abort("a frame was longer than allowed")
-            return Piece.NOTHING
-        if end > filled:
-            return Piece.NOTHING
-        self._start = end
-        self._take(self._view[start + 4 : end])
         if 0 < len(self._opened) <= PIECE_MESSAGES:
             return self._hand_on()  # most packets are small: one piece, measured once
         if self.account is not None and self.account.is_broker:
@@ -275,6 +264,23 @@ class Link(asyncio.BufferedProtocol):
             is_publication = self.classifier.is_publication(self._opened[0][0])
             return Piece.WORK if is_publication else Piece.REQUEST
         return Piece.REQUEST
+
+    def _open_next(self) -> bool:
+        """Open the next frame, if there is a whole one."""
+        start, filled = self._start, self._filled
+        if filled - start < 4 or self.phase is Phase.CLOSED:
+            return False
+        (length,) = _LENGTH.unpack_from(self._view, start)
+        end = start + 4 + length
+        if length > self._largest:
+            self._drop(Refusal.OVERSIZED.value)
+            self.abort("a frame was longer than allowed")
+            return False
+        if end > filled:
+            return False
+        self._start = end
+        self._take(self._view[start + 4 : end])
+        return True
 
     def _hand_on(self) -> Piece:
         """Let the machine handle the next messages: a few publications, or a single request."""
@@ -313,9 +319,27 @@ class Link(asyncio.BufferedProtocol):
         (length,) = _LENGTH.unpack_from(self._view, self._start)
         return bool(left < 4 + length <= 4 + self._largest)
 
+    def _has_whole_frame(self) -> bool:
+        left = self._filled - self._start
+        if left < 4 or self.phase is Phase.CLOSED:
+            return False
+        (length,) = _LENGTH.unpack_from(self._view, self._start)
+        return bool(length <= self._largest and 4 + length <= left)
+
     def unhandled_bytes(self) -> int:
         """Bytes that were read and not handled; opened messages count 64 each, about their size."""
         return self._filled - self._start + 64 * (len(self._opened) - self._handed)
+
+    def waiting_requests(self) -> int:
+        """Requests that were read and not handled: all whole frames are opened to count them."""
+        account, classifier = self.account, self.classifier
+        if account is None or classifier is None:
+            return 0
+        # A frame that is too long ends the link, but what came before it has its turn first.
+        while self._has_whole_frame():
+            self._open_next()
+        waiting = (message for message, _ in self._opened[self._handed :])
+        return classifier.requests_among(waiting, is_broker=account.is_broker)
 
     def hold(self) -> None:
         """Stop reading until what was read is handled."""
@@ -411,7 +435,12 @@ class Link(asyncio.BufferedProtocol):
     def _accept(self, opened: Opened) -> None:
         """Handle these messages, piece by piece where their cost is measured."""
         if self.classifier is not None:
-            self._opened, self._handed = opened, 0
+            if self._opened:  # they are counted before their turn
+                del self._opened[: self._handed]
+                self._opened += opened
+            else:
+                self._opened = opened
+            self._handed = 0
         elif opened:
             self._receive(self.peer, opened)
 
