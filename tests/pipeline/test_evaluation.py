@@ -260,8 +260,13 @@ def note_reading(recorder: Recorder, me: NodeId, read: Read) -> None:
     recorder.note("accepted", POST, read.number, 1, "", hops=read.hops, size=10)
 
 
-def post_letters(directory: Path, run: str, *, pace_ns: int, fault: str = "") -> None:
-    """Ann writes two letters; Bob reads both, after two and three hops, and Cid the first one."""
+def post_letters(
+    directory: Path, run: str, *, pace_ns: int, fault: str = "", passed: tuple[int, ...] = ()
+) -> None:
+    """Ann writes two letters; Bob reads both, after two and three hops, and Cid the first one.
+
+    Some have nothing for Cid.
+    """
     ann, bob, cid, postman = map(NodeId, ("ann", "bob", "cid", "postman"))
     happened = [
         (ann, Send((postman,), Letter(1))),
@@ -276,6 +281,8 @@ def post_letters(directory: Path, run: str, *, pace_ns: int, fault: str = "") ->
     for node, effect in happened:
         recorder = writer.recorder("postman" if node == postman else "correspondent", node)
         note_hooks(recorder, {Letter: note_letter, Read: note_reading}, node)[type(effect)](effect)
+    for number in passed:
+        writer.recorder("correspondent", cid).note("passed", POST, number, 1, "")
     writer.close()
     header = Header(
         run=run, source="bench", version="0", system="post", parameters={"postmen": 1},
@@ -306,6 +313,17 @@ def test_system_that_is_no_cell_is_evaluated_beside_cells(
     assert slow.cost.mean_latency == pytest.approx(3.0)
     assert not calm.beside
     assert "post, postmen=1" in page(found)
+
+
+def test_publications_that_were_passed_rightly_were_not_owed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    # The first letter was accepted all the same, and the third was never owed.
+    post_letters(tmp_path / "post", "post", pace_ns=1_000_000, passed=(1, 2, 3))
+    (line,) = evaluate(spark, find_traces([tmp_path])).lines
+    assert (line.publications, line.owed, line.delivered, line.coverage) == (2, 3, 3, 1.0)
+    assert (line.unowed, line.repeated) == (0, 0)
+    assert line.contents_bytes == 30
 
 
 def test_system_without_publications_has_its_messages_evaluated(

@@ -39,6 +39,35 @@ def test_traced_run_is_the_same_run_and_tells_all_of_it(tmp_path: Path, policy: 
     assert max(row["t_ns"] for row in rows) < header.upto_ns
 
 
+@pytest.mark.parametrize(("seed", "policy"), [(5, "ab"), (5, "total"), (2, "relay")])
+def test_traced_readers_with_predicates_are_owed_what_matches(
+    tmp_path: Path, seed: int, policy: str
+) -> None:
+    outcome = run_scenario(seed, policy, "none", tmp_path)
+    assert outcome.filtered_readers > 0
+    (directory,) = tmp_path.iterdir()
+    header = read_header(directory)
+    rows = pq.read_table(directory / "run.parquet").to_pylist()
+    about: dict[str, dict[tuple[str, ...], int]] = {"accepted": {}, "passed": {}}
+    published: dict[tuple[str, ...], int] = {}
+    for row in rows:
+        what = (row["channel"], row["publisher"], row["incarnation"], row["number"])
+        if row["kind"] in about and row["lane"] == 0:
+            about[row["kind"]][(*what, row["node"])] = row["t_ns"]
+        elif row["kind"] == "published" and row["lane"] == 0:
+            published[what] = min(row["t_ns"], published.get(what, row["t_ns"]))
+    assert about["passed"]
+    assert not about["passed"].keys() & about["accepted"].keys()
+    owed = {
+        (*what, listening.node)
+        for listening in header.listening
+        for what, sent_ns in published.items()
+        if what[0] == listening.channel and sent_ns >= listening.since_ns
+    }
+    # Nothing is lost; some who listened have left.
+    assert owed - about["passed"].keys() <= about["accepted"].keys()
+
+
 def test_command_line_traces_every_seed_in_a_directory_of_its_own(tmp_path: Path) -> None:
     arguments = ["sim", "--seeds", "2", "--policy", "ab", "--adversary", "none", "--workers", "1"]
     result = CliRunner().invoke(command_tree(), [*arguments, "--trace", str(tmp_path)])

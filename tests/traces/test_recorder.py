@@ -195,8 +195,8 @@ def test_header_comes_back_as_it_was(tmp_path: Path) -> None:
         (None, r"has no trace\.json: name a directory"),
         (b"{", r"cannot be read .*: trace that run again"),
         (b'{"run": 1}', r"cannot be read .*: trace that run again"),
-        (b'{"format": 3}', r"cannot be read .*: trace that run again"),
-        (b'{"format": 2, "policy": "ab"}', "has the format 2 and this version reads 3: trace that"),
+        (b'{"format": 4}', r"cannot be read .*: trace that run again"),
+        (b'{"format": 2, "policy": "ab"}', "has the format 2 and this version reads 4: trace that"),
     ],
 )
 def test_header_that_is_missing_broken_or_old_is_one_sentence(

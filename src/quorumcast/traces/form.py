@@ -3,12 +3,13 @@
     DIR/trace.json       the scenario: which system with which parameters, and what was expected
     DIR/*.parquet        rows of `COLUMNS`, one or more files per node
 
-Five kinds of rows; a row group of a file holds rows of one kind:
+Six kinds of rows; a row group of a file holds rows of one kind:
 
     published    a publisher sent a publication of its own to `peer`
     passed_on    a node other than the publisher sent it on to `peer`, no subscriber
     forwarded    a broker vouched for a publication, or some rows of it, to the subscriber `peer`
     accepted     a subscriber accepted it; `peer` names the brokers that voted, with commas
+    passed       a subscriber passed over it, rightly: it has nothing that was asked for
     sent         `number` messages of the type `message` with `bytes` bytes in all went to `peer`
                  since the last row for the same node, type and peer
 
@@ -52,7 +53,7 @@ COLUMNS = {
 }
 
 #: Incremented when the meaning of a trace changes: `read_header` takes no other format.
-FORMAT = 3
+FORMAT = 4
 HEADER = "trace.json"
 
 BENCH, SIMULATOR = "bench", "sim"
@@ -61,7 +62,10 @@ Parameter = bool | int | float | str
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """A subscriber that must get everything published on a channel from a time on."""
+    """A subscriber that must get everything published on a channel from a time on.
+
+    Not what its predicates leave out: of that there are rows `passed`.
+    """
 
     node: str
     channel: str

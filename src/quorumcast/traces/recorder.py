@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_NOTES = 50_000
 OLDEST_NS = 1_000_000_000
 
-KINDS = ("published", "passed_on", "forwarded", "accepted", "sent")
+KINDS = ("published", "passed_on", "forwarded", "accepted", "passed", "sent")
 _NO_CHANNEL, _NOBODY = Channel(""), NodeId("")
 
 

@@ -3,6 +3,7 @@
     `passed_on`, `forwarded` and `sent`    summed directly
     `published`                            one row per publication: when it was sent
     `accepted`                             one row per publication and subscriber
+    `passed`                               the same; what was passed rightly was not owed
 
 Publications and acceptances are joined once. The headers say to which subscribers each publication
 was owed; that small table is broadcast. The join gives one row per owed delivery, with or without
@@ -165,11 +166,11 @@ def deliveries(rows: DataFrame, published: DataFrame, owed: DataFrame) -> DataFr
     # The first acceptance counts. Its time and whether it was by history are one number, because
     # Spark aggregates numbers faster than structs.
     accepted = (
-        rows.where("kind = 'accepted' and lane = 0")
+        rows.where("kind in ('accepted', 'passed') and lane = 0")
         .select(
             *PUBLICATION,
             "node",
-            sql.expr("t_ns * 2 + int(by_history)").alias("first"),
+            sql.expr("if(kind = 'accepted', t_ns * 2 + int(by_history), null)").alias("first"),
             "bytes",
             "hops",
         )
@@ -177,12 +178,13 @@ def deliveries(rows: DataFrame, published: DataFrame, owed: DataFrame) -> DataFr
         .groupBy(*PUBLICATION, "node")
         .agg(
             sql.min("first").alias("first"),
-            sql.count(sql.lit(1)).alias("times"),
+            sql.count("first").alias("times"),
             sql.max("bytes").alias("bytes"),
             sql.max("hops").alias("hops"),
         )
     )
-    return expected.join(accepted.hint("shuffle_hash"), [*PUBLICATION, "node"], "full")
+    found = expected.join(accepted.hint("shuffle_hash"), [*PUBLICATION, "node"], "full")
+    return found.where("times is null or times > 0")
 
 
 def delivered(deliveries: DataFrame) -> DataFrame:

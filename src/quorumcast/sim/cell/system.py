@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from quorumcast.sim.kernel.known_bad import Variant
 from quorumcast.sim.kernel.tracing import NS_PER_MS, Tracing
 from quorumcast.sim.systems import AuditTables, System
 from quorumcast.traces.form import Header, Listening
+from quorumcast.traces.recorder import Recorder
 
 
 def _variants() -> Sequence[Variant]:
@@ -63,14 +64,15 @@ def _role(run: CellRun, node: NodeId) -> str:
 def _header(run: CellRun, header: Header) -> Header:
     """The header with what is due: to each correct reader, all that correct publishers sent since.
 
-    Publications of the millisecond in which a subscription begins are not due.
+    Publications of the millisecond in which a subscription begins are not due, and what predicates
+    leave out is noted (`_conclude`).
     """
     plan, facts, adversary = run.plan, run.world.facts, run.world.adversary
     publishers = tuple(str(name) for name in plan.publishers if adversary.is_correct(name))
     listening = [
         Listening(reader.node, reader.channel, reader.standing_at * NS_PER_MS + 1)
         for reader in facts.present()
-        if reader.standing_at is not None and not reader.is_filtered
+        if reader.standing_at is not None
     ]
     events = sum(
         len(published)
@@ -86,11 +88,29 @@ def _header(run: CellRun, header: Header) -> Header:
     )
 
 
+def _conclude(run: CellRun, recorder_of: Callable[[NodeId], Recorder]) -> None:
+    """Note the publications that readers passed over, and of which the twin says the same.
+
+    Under total order readers are told of positions alone, so that no effect names publications.
+    """
+    facts = run.world.facts
+    for reader in facts.present():
+        if not reader.is_filtered or reader.standing_at is None:
+            continue
+        recorder = recorder_of(reader.node)
+        for stream, published in facts.published.items():
+            if stream.channel == reader.channel and facts.adversary.is_correct(stream.publisher):
+                got = reader.numbers.get(stream, {})
+                for number in range(1, len(published) + 1):
+                    if number not in got and facts.is_passed(reader, stream, number):
+                        recorder.note("passed", stream, number, 1, "")
+
+
 SYSTEM = System(
     plan=CellPlan,
     draw=draw,
     run=CellRun,
-    tracing=Tracing(notes=CELL_NOTES, role=_role, header=_header),
+    tracing=Tracing(notes=CELL_NOTES, role=_role, header=_header, conclude=_conclude),
     variants=_variants,
     simpler=(_fewer_clients, _one_channel),
     labelled=_labelled,

@@ -16,7 +16,7 @@ from quorumcast.core.machine import Effect, Event
 from quorumcast.core.version import __version__
 from quorumcast.sim.kernel.run import Run
 from quorumcast.traces.form import SIMULATOR, Header, place_for, write_header
-from quorumcast.traces.recorder import Notes, TraceWriter, note_hooks
+from quorumcast.traces.recorder import Notes, Recorder, TraceWriter, note_hooks
 
 NS_PER_MS = 1_000_000
 
@@ -29,6 +29,8 @@ class Tracing(msgspec.Struct, frozen=True, kw_only=True):
     role: Callable[[Any, NodeId], str] = lambda run, node: "node"
     #: Completes the header of a run that is over: parameters, publishers, listening, events.
     header: Callable[[Any, Header], Header] = lambda run, header: header
+    #: Notes of a run that is over, which no effect tells.
+    conclude: Callable[[Any, Callable[[NodeId], Recorder]], None] = lambda run, recorder_of: None
 
 
 class Tracer:
@@ -57,14 +59,18 @@ class Tracer:
         """A node has carried out this effect."""
         hooks = self._hooks.get(node)
         if hooks is None:
-            recorder = self._writer.recorder(self._tracing.role(self._run, node), node)
+            recorder = self._recorder(node)
             hooks = self._hooks[node] = note_hooks(recorder, self._tracing.notes, node)
         hook = hooks.get(type(effect))
         if hook is not None:
             hook(effect)
 
+    def _recorder(self, node: NodeId) -> Recorder:
+        return self._writer.recorder(self._tracing.role(self._run, node), node)
+
     def close(self) -> None:
         """Write the rest and the header."""
+        self._tracing.conclude(self._run, self._recorder)
         self._writer.close()
         plan, world = self._run.plan, self._run.world
         header = Header(

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from quorumcast.cell.tracing import CELL_NOTES
 from quorumcast.core.ids import NodeId
 from quorumcast.sim.cell.system import SYSTEM as CELL
 from quorumcast.sim.kernel.known_bad import Variant
-from quorumcast.sim.kernel.tracing import Tracing
 from quorumcast.sim.systems import System
 from quorumcast.sim.tree.plan import TreePlan
 from quorumcast.sim.tree.run import TreeRun
@@ -67,7 +65,7 @@ SYSTEM = System(
     plan=TreePlan,
     draw=draw,
     run=TreeRun,
-    tracing=Tracing(notes=CELL_NOTES, role=_role, header=CELL.tracing.header),
+    tracing=replace(CELL.tracing, role=_role),
     variants=_variants,
     simpler=(_fewer_cells, _more_rows, *CELL.simpler),
 )

@@ -557,12 +557,12 @@ class CellFacts(kernel.Facts):
         order = total_order(stream.channel)
         lacking = [n for n in range(first, upto + 1) if n not in got]
         if reader.is_filtered:
-            lacking = [n for n in lacking if not self._is_passed(reader, stream, n)]
+            lacking = [n for n in lacking if not self.is_passed(reader, stream, n)]
         if not lacking or not (reader.excused.get(stream) or reader.excused.get(order)):
             return lacking
         return [n for n in lacking if not self._is_excused(reader, stream, order, n)]
 
-    def _is_passed(self, reader: Reader, stream: Stream, number: int) -> bool:
+    def is_passed(self, reader: Reader, stream: Stream, number: int) -> bool:
         """Whether a reader with predicates was told of a number that nothing matches there."""
         entry = self.manifest_of(reader.node).channel(stream.channel)
         if entry is None:
