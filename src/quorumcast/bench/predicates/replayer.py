@@ -109,11 +109,13 @@ class ContentCheck:
         wanted = _flags(self._wanted, events)
         self.irrelevant += len(events) - int(wanted.sum())
         events = events[wanted]
+        new = events[~_flags(self._seen, events)]
         if len(events):
             ahead = np.concatenate([[self._last.get(publisher, -1)], events[:-1]])
             self.disordered += int((events < ahead).sum())
             self._last[publisher] = int(events[-1])
-        new = np.unique(events[~_flags(self._seen, events)])
+            if not (events > ahead).all():  # else none is there twice
+                new = np.unique(new)
         self.duplicated += len(events) - len(new)
         self.accepted += len(new)
         np.bitwise_or.at(self._seen, new >> 3, np.left_shift(1, new & 7).astype(np.uint8))

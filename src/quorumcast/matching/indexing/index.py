@@ -39,8 +39,9 @@ _WIDE = 1 / 64
 #: Candidates per conjunction up to which listing them costs less than bits: one, and one more for
 #: so many rows.
 _ROWS_A_CANDIDATE = 32
-#: Candidates of one tree that are listed at most.
-_MOST_LISTED = 1 << 20
+#: Candidates of one tree that are listed at most, and so many as are listed in any case: bits take
+#: that long even for one conjunction.
+_MOST_LISTED, _LISTED = 1 << 20, 1 << 12
 #: Pairs that are listed at once where there are bits.
 _MOST_PAIRS = 1 << 22
 
@@ -162,7 +163,8 @@ class Index:
             stabbed = self._forest.stab(ranks)
             for tree, total in enumerate(self._forest.totals(stabbed)):
                 members = self._members[tree]
-                if total > min(_MOST_LISTED, len(members) * (1 + view.rows // _ROWS_A_CANDIDATE)):
+                few = len(members) * (1 + view.rows // _ROWS_A_CANDIDATE)
+                if total > min(_MOST_LISTED, max(_LISTED, few)):
                     self._forest.without(stabbed, tree)
                     many.append(members)
             entries, rows = self._forest.owners(stabbed)

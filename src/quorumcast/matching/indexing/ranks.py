@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias, assert_never
 
 import numpy as np
@@ -194,8 +195,7 @@ class Ranks:
         first, last = int(ends[0]), int(ends[-1])
         text = array.buffers()[2]
         data = bytes(text[first:last]) if last > first else b""
-        places = (ends - first).tolist()
-        return [data[places[i] : places[i + 1]] for i in range(count)]
+        return [data[start:end] for start, end in pairwise((ends - first).tolist())]
 
 
 def _sorted_numbers(points: Sequence[Any], domain: Domain) -> npt.NDArray[Any]:
