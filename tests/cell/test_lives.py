@@ -23,8 +23,8 @@ from tests.support.cells import (
 from quorumcast.broadcast.messages import Ack, Contents, Echo, Ready
 from quorumcast.cell.messages import Position, Positions, Regain, Regained
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.holdings import GRACE
-from quorumcast.cell.serving.recovery import RecoveryTick
+from quorumcast.cell.serving.recovering.holdings import GRACE
+from quorumcast.cell.serving.recovering.recovery import RecoveryTick
 from quorumcast.cell.serving.served_streams import DISPLACED_AFTER_MS, UNCLAIMED
 from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.machine import (

@@ -34,9 +34,9 @@ from quorumcast.broadcast.history import HistoryFetch
 from quorumcast.broadcast.messages import Cursor, Open, Pull, Ready
 from quorumcast.cell.messages import Position, Positions, Regain, Regained, Subscribe, Survey, Vote
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.holdings import GRACE, MOVING_GRACE, UNANSWERED, Holdings
 from quorumcast.cell.serving.journal import Attested, Journal, Settled, Vouched
-from quorumcast.cell.serving.recovery import (
+from quorumcast.cell.serving.recovering.holdings import GRACE, MOVING_GRACE, UNANSWERED, Holdings
+from quorumcast.cell.serving.recovering.recovery import (
     CHUNK,
     IDLE_MS,
     IDLE_TICKS,
@@ -122,7 +122,7 @@ class Counting(Holdings):
 
 def many(count: int, end: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Broker, list[Stream]]:
     """Broker 1, whose peers are at `end` in so many streams that it does not know."""
-    monkeypatch.setattr("quorumcast.cell.serving.recovery.Holdings", Counting)
+    monkeypatch.setattr("quorumcast.cell.serving.recovering.recovery.Holdings", Counting)
     broker = Cell(Policy.named("ab", limits=Limits(streams_per_publisher=count))).broker(B1)
     streams = [Stream(ORDERS, ALICE, 2 * number) for number in range(1, count + 1)]
     told = Positions(ORDERS, tuple(Position(stream, 1, end) for stream in streams))
@@ -142,7 +142,7 @@ def test_broker_looks_at_so_many_streams_at_a_time(monkeypatch: pytest.MonkeyPat
 
 
 def test_broker_looks_at_all_streams_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorumcast.cell.serving.recovery.SLICE", 8)
+    monkeypatch.setattr("quorumcast.cell.serving.recovering.recovery.SLICE", 8)
     broker, streams = many(24, 2, monkeypatch)
     asked: dict[Stream, None] = {}
     for _ in range(6 * GRACE):

@@ -24,7 +24,7 @@ from quorumcast.broadcast.messages import Ack, Contents, Cursor
 from quorumcast.broadcast.relayed import Attach, Follow, ParentEnds, Relayed, RelayedGap
 from quorumcast.cell.messages import Positions, Regained, Subscribe, Vote
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.recovery import Recovery, RecoveryTick
+from quorumcast.cell.serving.recovering.recovery import Recovery, RecoveryTick
 from quorumcast.cell.serving.relays import PATIENCE_MS, PATIENT_TICKS
 from quorumcast.cell.serving.served_streams import Sweep
 from quorumcast.cell.subscribing.subscriber import Subscriber

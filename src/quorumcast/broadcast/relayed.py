@@ -18,8 +18,9 @@ parent; the two machines of one process exchange `Attach`, `Follow`, `ParentEnds
 A broker of the child that restarts gets back what the other brokers of the child hold, before its
 uplink goes on; what they do not bring comes from the parent (`cell.serving.relays`). It may lose
 numbers for good: the parent no longer retained them when it came back. Such a gap is a hole in its
-ledger. Other brokers of the child may hold these numbers (`cell.serving.recovery` fills holes as it
-fetches what lies before a ledger); subscribers hear of the gap if fewer than f+1 brokers hold them.
+ledger. Other brokers of the child may hold these numbers (`cell.serving.recovering` fills holes as
+it fetches what lies before a ledger); subscribers hear of the gap if fewer than f+1 brokers hold
+them.
 
 Source: ours; Jehl-Meling §3.2 and §3.3 place a BFT-broker's acceptors on a path of the tree instead
 (ADR 0036).

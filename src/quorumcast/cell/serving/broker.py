@@ -42,7 +42,6 @@ from quorumcast.cell.messages import (
 from quorumcast.cell.serving.admission import Admission
 from quorumcast.cell.serving.audience import PULLS, REPORTS, Audience
 from quorumcast.cell.serving.filtered_readers import CoverageDue, PredicateWork
-from quorumcast.cell.serving.holdings import answer_peer
 from quorumcast.cell.serving.journal import (
     Attested,
     Ended,
@@ -55,7 +54,8 @@ from quorumcast.cell.serving.journal import (
 from quorumcast.cell.serving.journal_writer import JournalWriter
 from quorumcast.cell.serving.membership import Membership
 from quorumcast.cell.serving.pace import Pace, PaceTick
-from quorumcast.cell.serving.recovery import Recovery, RecoveryTick
+from quorumcast.cell.serving.recovering.holdings import answer_peer
+from quorumcast.cell.serving.recovering.recovery import Recovery, RecoveryTick
 from quorumcast.cell.serving.relays import Relays
 from quorumcast.cell.serving.requests import Requests
 from quorumcast.cell.serving.retransmission import Retransmission, RetransmissionTick

@@ -28,7 +28,7 @@ from quorumcast.broadcast.relayed import (
     RelayEvent,
 )
 from quorumcast.cell.serving.journal import Journal
-from quorumcast.cell.serving.recovery import Recovery
+from quorumcast.cell.serving.recovering.recovery import Recovery
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.cell.serving.served_streams import ServedStreams
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Millis, Stream, split_digests

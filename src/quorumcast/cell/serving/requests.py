@@ -8,7 +8,7 @@ from quorumcast.cell.messages import Attest, Positions, Subscribe
 from quorumcast.cell.serving.admission import Admission
 from quorumcast.cell.serving.audience import ATTESTS, PULLS, Audience
 from quorumcast.cell.serving.journal_writer import JournalWriter
-from quorumcast.cell.serving.recovery import Recovery
+from quorumcast.cell.serving.recovering.recovery import Recovery
 from quorumcast.cell.serving.relays import Relays
 from quorumcast.cell.serving.sequencers import Sequencers
 from quorumcast.cell.serving.served_streams import ServedStreams

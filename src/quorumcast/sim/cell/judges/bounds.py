@@ -15,7 +15,7 @@ from quorumcast.broadcast.signed_history import REMEMBERED
 from quorumcast.cell.accusations import MAX_ACCUSED_CLIENTS
 from quorumcast.cell.publishing.published_stream import MAX_REST_BYTES, MAX_RUN_BYTES
 from quorumcast.cell.results import MOST_BYTES, RESULT_BYTES
-from quorumcast.cell.serving.recovery import CHUNK
+from quorumcast.cell.serving.recovering.recovery import CHUNK
 from quorumcast.cell.subscribing.archive import MAX_PENDING, RANGES
 from quorumcast.cell.subscribing.archive import MAX_PENDING_BYTES as MAX_PROOF_BYTES
 from quorumcast.cell.subscribing.recalling import MAX_RECALLED

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.holdings import peers_needed, recoverable
 from quorumcast.cell.serving.journal import Attested, Vouched
+from quorumcast.cell.serving.recovering.holdings import peers_needed, recoverable
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.core.ids import CELL, EPOCHS, Channel, NodeId, Stream, split_digests
 from quorumcast.core.tally import Tally

@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from quorumcast.broadcast.ledger import Ledger
-from quorumcast.cell.serving.holdings import Holdings
 from quorumcast.cell.serving.journal import Journal
-from quorumcast.cell.serving.recovery import Recovery
+from quorumcast.cell.serving.recovering.holdings import Holdings
+from quorumcast.cell.serving.recovering.recovery import Recovery
 from quorumcast.cell.subscribing.excerpt import Excerpt
 from quorumcast.manifest.policy import Policy
 from quorumcast.ordering.intake import Fetching

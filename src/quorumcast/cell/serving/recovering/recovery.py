@@ -39,15 +39,15 @@ import msgspec
 from quorumcast.broadcast.contract import Vouch, match, match_results
 from quorumcast.broadcast.messages import Open
 from quorumcast.cell.messages import Positions, Regain, Regained
-from quorumcast.cell.serving.holdings import (
+from quorumcast.cell.serving.journal import Attested, Journal, VouchRecord
+from quorumcast.cell.serving.recovering.holdings import (
     Holdings,
     StreamProgress,
     StreamsInDoubt,
     Surveys,
-    own_report,
     recoverable,
 )
-from quorumcast.cell.serving.journal import Attested, Journal, VouchRecord
+from quorumcast.cell.serving.recovering.lacking import Lacks
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.cell.serving.served_streams import ServedStreams
 from quorumcast.core.ids import DIGEST_SIZE, Channel, Lane, NodeId, Stream, split_digests
@@ -124,12 +124,12 @@ class Recovery:
 
     __slots__ = (
         "_at",
-        "_done",
         "_fetch",
         "_holdings",
         "_idle",
         "_in_doubt",
         "_journal",
+        "_lacks",
         "_late",
         "_progress",
         "_round",
@@ -152,10 +152,9 @@ class Recovery:
         #: Peers that can be reached.
         self._up: dict[NodeId, None] = {}
         self._surveys = Surveys(served)
-        #: Streams for which nothing can be fetched before, or after (True), what is held, for now.
-        self._done: dict[tuple[Stream, bool], None] = {}
+        self._lacks = Lacks(view, served, journal, self._holdings)
         self._progress: dict[Stream, StreamProgress] = {}
-        self._in_doubt = StreamsInDoubt(served, self._holdings, journal, self._entry)
+        self._in_doubt = StreamsInDoubt(served, self._holdings, journal, self._lacks.entry)
         self._fetch: RangeFetch | None = None
         #: A range that the journal does not hold yet; channels without one need not wait for it.
         self._writing: tuple[VouchRecord, RangeFetch] | None = None
@@ -188,13 +187,9 @@ class Recovery:
     def lacking(self) -> list[str]:
         """What this broker still waits for, for people to read."""
         in_doubt = self._in_doubt.now()
-        late = [stream for stream in self._holdings.streams() if self._is_late(stream)]
+        late = [stream for stream in self._holdings.streams() if self._lacks.is_late(stream)]
         waits = [f"publications of {stream}" for stream in in_doubt | dict.fromkeys(late)]
         return waits + self._unanswered()
-
-    def _is_late(self, stream: Stream) -> bool:
-        """Whether peers have something of a stream that this broker lacks."""
-        return bool(self._wanted(stream)) or self._holdings.ahead_of(self._served.get(stream))
 
     def _unanswered(self) -> list[str]:
         """Channels on which too few peers have reported, for people to read."""
@@ -216,8 +211,8 @@ class Recovery:
         streams = dict.fromkeys((*self._in_doubt.now(), *self._holdings.streams()))
         return any(
             self._in_doubt.includes(stream)
-            or self._before(stream) is not None
-            or (not self._is_begun(stream) and self._ahead(stream) is not None)
+            or self._lacks.before(stream) is not None
+            or (not self._is_begun(stream) and self._lacks.ahead(stream) is not None)
             for stream in streams
             if stream.channel == channel
         )
@@ -228,7 +223,7 @@ class Recovery:
 
     def has_failed(self, stream: Stream) -> bool:
         """Whether peers did not bring what they seemed to hold before what this broker holds."""
-        return (stream, False) in self._done
+        return self._lacks.has_failed(stream)
 
     def has_heard(self, channel: Channel) -> bool:
         """Whether all peers have reported on a channel."""
@@ -240,7 +235,7 @@ class Recovery:
 
     def expects(self, stream: Stream) -> bool:
         """Whether what lies before a lane may still be fetched: subscribers can wait for it."""
-        return self._in_doubt.includes(stream) or self._wanted(stream) is not None
+        return self._in_doubt.includes(stream) or self._lacks.wanted(stream) is not None
 
     # --------------------------------------------------------------- asking
 
@@ -291,9 +286,7 @@ class Recovery:
             return [Drop(DropReason.UNEXPECTED, sender)]
         first = sender not in self._holdings.answered(message.channel)
         streams = self._holdings.replace(sender, message)
-        for stream in streams:
-            self._done.pop((stream, False), None)
-            self._done.pop((stream, True), None)
+        self._lacks.try_again(streams)
         if first:
             self._in_doubt.add_first_report(streams)
         for stream, end in self._holdings.endings(message.channel).items():
@@ -377,7 +370,7 @@ class Recovery:
         is_history, carrier = fetch.stream.lane is Lane.HISTORY, served.carrier
         recover = carrier.recover_histories if is_history else carrier.recover
         if not run or not recover(fetch.first + cut, run, bodies[cut:]):
-            self._done[fetch.stream, after] = None
+            self._lacks.give_up(fetch.stream, after=after)
         elif after and (recoverable(served.entry) or is_history):
             vouch = Vouch(fetch.stream, fetch.first, digests)
             return [vouch, *self._ask_for_more(fetch.stream), *self._next()]
@@ -385,7 +378,7 @@ class Recovery:
 
     def _ask_for_more(self, stream: Stream) -> list[Effect]:
         """Survey again after the last known range: the peers have gone on meanwhile."""
-        if self._ahead(stream) is not None:
+        if self._lacks.ahead(stream) is not None:
             return []
         return self._survey(tuple(self._up), [stream.channel])
 
@@ -396,7 +389,8 @@ class Recovery:
             self._size = max(1, fetch.count // 4)
         else:
             self._size = CHUNK
-            self._done[fetch.stream, fetch.is_after(self._served.get(fetch.stream.data))] = None
+            after = fetch.is_after(self._served.get(fetch.stream.data))
+            self._lacks.give_up(fetch.stream, after=after)
         return self._next()
 
     # ------------------------------------------------------------- choosing
@@ -404,53 +398,6 @@ class Recovery:
     def _carries_results(self, stream: Stream) -> bool:
         entry = self._view.channel(stream.channel)
         return entry is not None and entry.carried != ""
-
-    def _entry(self, stream: Stream) -> ChannelEntry | None:
-        """The channel of a lane that a broker can fetch from peers from the beginning.
-
-        Histories also on a chain: every broker that delivered one may vote on it.
-        """
-        entry = self._view.channel(stream.channel)
-        if entry is None or not (recoverable(entry) or stream.lane is Lane.HISTORY):
-            return None
-        return entry
-
-    def _wanted(self, stream: Stream) -> tuple[int, int] | None:
-        """What peers hold and this broker does not, after or before what it holds."""
-        return self._ahead(stream) or self._before(stream)
-
-    def _ahead(self, stream: Stream) -> tuple[int, int] | None:
-        """The range after what is held, first and one past the last."""
-        entry, served = self._view.channel(stream.channel), self._served.get(stream.data)
-        if entry is None or (stream, True) in self._done:
-            return None
-        if served is not None and served.continues(stream.lane):
-            carrier = served.lane(stream.lane)
-            held, end = carrier.front, self._holdings.end(entry, stream)
-            if stream.lane is Lane.DATA and not recoverable(entry):
-                # A broker outside the chain lacks everything; one that restarts, only the past.
-                end = min(end, carrier.ledger.unrepeated)
-        else:
-            if stream.lane is Lane.HISTORY or not recoverable(entry):
-                return None
-            if served is None and self._served.over(stream):
-                return None
-            held = 1 if served is None else served.carrier.ledger.next
-            end = self._holdings.boundary(entry, stream)
-        return (held, end) if end > held else None
-
-    def _before(self, stream: Stream) -> tuple[int, int] | None:
-        """The range before what is held, as far as it would be retained."""
-        entry, served = self._entry(stream), self._served.get(stream.data)
-        if entry is None or served is None or (stream, False) in self._done:
-            return None
-        carrier = served.lane(stream.lane)
-        ledger, end = carrier.ledger, carrier.final_from
-        own = own_report(entry, self._journal, stream, end)
-        first = max(self._holdings.beginning(entry, stream, end, own), ledger.floor)
-        if first < end:
-            first = max(first, end - ledger.room)
-        return (first, end) if first < end else None
 
     def _next(self) -> list[Effect]:
         """Begin to fetch the next range, of one stream after the other."""
@@ -470,7 +417,7 @@ class Recovery:
 
     def _choose(self, entry: ChannelEntry, stream: Stream) -> tuple[int, int] | None:
         """First number and length of the range of a stream to fetch now."""
-        ahead, served = self._ahead(stream), self._served.get(stream.data)
+        ahead, served = self._lacks.ahead(stream), self._served.get(stream.data)
         progress = self._progress.get(stream, StreamProgress(0))
         if ahead is not None:
             first, end = ahead
@@ -488,7 +435,7 @@ class Recovery:
                     self._resume(stream, max(first, oldest))
         elif served is not None and progress.stalled and stream.lane is Lane.DATA:
             self._skip_settled(served)
-        wanted = self._before(stream)
+        wanted = self._lacks.before(stream)
         if wanted is None:
             return None
         first, end = wanted
@@ -510,7 +457,7 @@ class Recovery:
         """
         stream, ledger = served.stream, served.carrier.ledger
         end = self._holdings.end(served.entry, stream)
-        lacks = self._holdings.ahead_of(served) and not self._ahead(stream.history)
+        lacks = self._holdings.ahead_of(served) and not self._lacks.ahead(stream.history)
         # Nothing else brings a broker of a chain past publications whose histories it skipped.
         skipped = not ledger.begun and served.ledger(Lane.HISTORY).begun
         if lacks and (skipped or ledger.next >= end):
@@ -618,7 +565,7 @@ class Recovery:
         effects += self._next()
         if not self._channels():
             return effects
-        self._late |= any(self._in_doubt.includes(s) or self._is_late(s) for s in streams)
+        self._late |= any(self._in_doubt.includes(s) or self._lacks.is_late(s) for s in streams)
         busy = self._surveys or self._round or self._late or self._unanswered()
         self._late &= bool(self._round)
         return effects + self._wake(TICK_MS if busy else IDLE_MS)
