@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from tests.support.workloads import small_workload
 
+from quorumcast.bench import replay
 from quorumcast.bench.plan import BenchPlan
-from quorumcast.bench.replay import ReplayPlan, run_replay
+from quorumcast.bench.replay import ReplayBed, ReplayPlan, explain, run_replay
 from quorumcast.bench.replayer import TopicCheck, make_event, read_event
 from quorumcast.cli.main import main
 from quorumcast.core.errors import UsageError
@@ -97,3 +98,48 @@ def test_listener_counts_each_event_once_and_in_its_publishers_order() -> None:
 def test_replay_of_what_cannot_be_is_refused(plan: ReplayPlan, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         run_replay(plan)
+
+
+def test_what_is_missing_is_explained_by_what_was_not_acknowledged_gaps_and_links() -> None:
+    assert explain(0, 5, 2, {"node-1": {"broker-1": "refused"}}) == ""
+    assert explain(3, 0, 0, {}).startswith("3 deliveries are missing. Everything was acknowledged")
+    refused = "broker-1 refused: come back in 32 s"
+    said = explain(1200, 3000, 2, {"node-10": {"broker-1": refused, "broker-2": refused}})
+    assert "3,000 events were not acknowledged by enough brokers" in said
+    assert "told of 2 gaps" in said
+    assert f"node-10 has no link to 2 of the brokers (broker-1: {refused}; " in said
+    assert "promise or" not in said
+    assert explain(1, 0, 0, {f"node-{n}": {"b": "gone"} for n in range(5)}).endswith(
+        "2 more nodes lack links."
+    )
+
+
+@pytest.mark.runtime
+def test_replay_that_nobody_acknowledges_waits_for_links_and_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of four brokers end when the replay begins."""
+    small_workload(tmp_path)
+    shown: list[str] = []
+
+    class Halved(ReplayBed):
+        def _replay(self, expected: int) -> float:
+            for broker in self.brokers[:2]:
+                self._cluster.kill(broker)
+            return super()._replay(expected)
+
+    monkeypatch.setattr(replay, "ReplayBed", Halved)
+    plan = ReplayPlan(
+        workload=str(tmp_path),
+        cell=BenchPlan(policy="total"),
+        events=10,
+        processes=1,
+        stall_timeout=0.5,
+    )
+    report = run_replay(plan, shown.append)
+    assert report.lost == report.expected > 0
+    assert report.unacknowledged == report.published == 10
+    assert {len(brokers) for brokers in report.unlinked.values()} == {2}
+    assert "10 events were not acknowledged" in report.lacking
+    assert "(broker-1: " in report.lacking
+    assert any("links down" in stage for stage in shown)

@@ -136,6 +136,10 @@ class ReplayCounter(enum.IntEnum):
     #: Deliveries that its events cause: one for each subscriber of the topic.
     OWED = 3
     ACCEPTED = 4
+    #: Events that too few brokers have acknowledged so far.
+    PENDING = 5
+    #: Links that its nodes should have to brokers, and do not have.
+    UNLINKED = 6
 
 
 class ReplayCounters(SharedCounters):

@@ -4,8 +4,11 @@
 
 Every node publishes its events in their order and subscribes to its topics. At most a window of
 deliveries is under way, so that no subscriber falls behind what brokers retain. Every event must
-arrive at every subscriber of its topic once, unaltered and in its publisher's order. The run ends
-when all have arrived, or when none has for `stall_timeout`.
+arrive at every subscriber of its topic once, unaltered and in its publisher's order.
+
+The run ends when all have arrived, or when for `stall_timeout` none has, nothing was acknowledged
+and all nodes had links to all brokers; or when none has for three times as long. If something is
+missing then, `lacking` says why.
 """
 
 from __future__ import annotations
@@ -67,10 +70,24 @@ READY_TIMEOUT_S = 180.0
 EXIT_TIMEOUT_S = 90.0
 #: Deliveries under way at most.
 WINDOW = 20_000
-#: Seconds without a delivery after which missing events count as lost.
+#: Seconds without any progress after which missing events count as lost, unless a link is down that
+#: may come back; and so many times as long without a delivery, whatever else happens.
 STALL_TIMEOUT_S = 60.0
+MOST_STALLS = 3
+#: Nodes without links that are named.
+NAMED = 3
 
-R = TypeVar("R", bound=ClientResult)
+
+class ReplayResult(ClientResult, kw_only=True):
+    """What a process of any replay found."""
+
+    #: Events that too few brokers have acknowledged.
+    unacknowledged: int = 0
+    #: Of each node that lacks links at the end: the brokers, and why, in a sentence each.
+    unlinked: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
+
+
+R = TypeVar("R", bound=ReplayResult)
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +136,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
         return names[index :: self.processes]
 
 
-class ShareResult(ClientResult, kw_only=True):
+class ShareResult(ReplayResult, kw_only=True):
     """What one process found."""
 
     #: Events that its nodes accepted and published, by topic.
@@ -157,6 +174,10 @@ class ReplayFigures(msgspec.Struct, kw_only=True):
     disordered: int
     gaps: int
     by_history: int
+    #: Events that too few brokers have acknowledged, so that nobody promised them.
+    unacknowledged: int
+    #: Links to brokers that nodes lack at the end, with the reason.
+    unlinked: dict[str, dict[str, str]]
     events_per_s: float
     deliveries_per_s: float
     latency_ms: LatencySample
@@ -166,6 +187,11 @@ class ReplayFigures(msgspec.Struct, kw_only=True):
     evidence: int
     #: Processor time and memory of each process.
     process_use: dict[str, ProcessUse]
+    #: Why something is missing, in sentences; empty if nothing is.
+    lacking: str = ""
+
+    def __post_init__(self) -> None:
+        self.lacking = explain(self.lost, self.unacknowledged, self.gaps, self.unlinked)
 
     @property
     def wrong(self) -> int:
@@ -219,7 +245,8 @@ class Replayed(msgspec.Struct, Generic[R]):
             "published": published,
             "delivered": delivered,
             **totals(self.results, "duplicated", "altered", "disordered"),
-            **totals(self.results, "gaps", "by_history", "evidence"),
+            **totals(self.results, "gaps", "by_history", "evidence", "unacknowledged"),
+            "unlinked": {n: why for one in self.results for n, why in one.unlinked.items()},
             "events_per_s": round(published / seconds, 1) if seconds else 0.0,
             "deliveries_per_s": round(delivered / seconds, 1) if seconds else 0.0,
             "latency_ms": latency([ns for one in self.results for ns in one.latencies_ns]),
@@ -227,6 +254,33 @@ class Replayed(msgspec.Struct, Generic[R]):
             "correct_suspected": suspicions_of_correct(suspicions, self.faulty),
             "process_use": self.process_use,
         }
+
+
+def explain(
+    lost: int, unacknowledged: int, gaps: int, unlinked: Mapping[str, Mapping[str, str]]
+) -> str:
+    """Why deliveries are missing, as far as it is known; empty if none is."""
+    if not lost:
+        return ""
+    said = [f"{lost:,} deliveries are missing"]
+    if unacknowledged:
+        said.append(
+            f"{unacknowledged:,} events were not acknowledged by enough brokers, so nobody has "
+            "promised them"
+        )
+    if gaps:
+        said.append(f"Subscribers were told of {gaps:,} gaps: brokers hold these no longer")
+    for node, brokers in list(unlinked.items())[:NAMED]:
+        why = "; ".join(f"{broker}: {reason}" for broker, reason in brokers.items())
+        said.append(f"{node} has no link to {len(brokers)} of the brokers ({why})")
+    if len(unlinked) > NAMED:
+        said.append(f"{len(unlinked) - NAMED:,} more nodes lack links")
+    if len(said) == 1:
+        said.append(
+            "Everything was acknowledged, no gap was announced and all links are up, so the cell "
+            "has broken its promise or is too slow"
+        )
+    return ". ".join(said) + "."
 
 
 class ReplayBed:
@@ -313,20 +367,29 @@ class ReplayBed:
         started = seen_at = time.monotonic()
         counters.signal(Signal.START)
         slowest = 2 / self.plan.rate if self.plan.rate else 0.0
-        seen = -1
+        stall, accepted, others, moved_at = self.plan.stall_timeout, -1, (0, 0), started
         while True:
             self._workers.check()
-            accepted, now = counters.total(ReplayCounter.ACCEPTED), time.monotonic()
-            if accepted != seen:
-                seen, seen_at = accepted, now
+            before, now = (accepted, others), time.monotonic()
+            accepted = counters.total(ReplayCounter.ACCEPTED)
+            pending, unlinked = others = (
+                counters.total(ReplayCounter.PENDING),
+                counters.total(ReplayCounter.UNLINKED),
+            )
+            if accepted != before[0]:
+                seen_at = now
+            if (accepted, others) != before:
+                moved_at = now
+                posted = counters.total(ReplayCounter.POSTED)
                 self._progress(
-                    f"{counters.total(ReplayCounter.POSTED):,} events published, {accepted:,} of "
-                    f"{expected:,} deliveries"
+                    f"{posted:,} events published, {pending:,} not acknowledged, {accepted:,} of "
+                    f"{expected:,} deliveries" + (f", {unlinked} links down" if unlinked else "")
                 )
             finished = counters.total(ReplayCounter.FINISHED) == self.plan.processes
             if finished and accepted >= counters.total(ReplayCounter.OWED):
                 break
-            if now - seen_at > self.plan.stall_timeout + slowest:
+            is_still = not unlinked and now - moved_at > stall + slowest
+            if is_still or now - seen_at > MOST_STALLS * stall + slowest:
                 break
             time.sleep(TICK_S)
         seconds = seen_at - started

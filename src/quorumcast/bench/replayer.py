@@ -18,8 +18,14 @@ import pyarrow as pa
 
 from quorumcast.bench.counters import ReplayCounter, ReplayCounters, Signal
 from quorumcast.bench.events import HEAD, LANE_SHIFT, SEQUENCE, LaneCheck, checksum, filler
-from quorumcast.bench.plan import ClientResult, merge_suspicions
-from quorumcast.bench.replay import ReplayPlan, ShareResult, node_names, share_name
+from quorumcast.bench.plan import merge_suspicions
+from quorumcast.bench.replay import (
+    ReplayPlan,
+    ReplayResult,
+    ShareResult,
+    node_names,
+    share_name,
+)
 from quorumcast.bench.worker import (
     CONNECT_TIMEOUT_S,
     MOST_SAMPLES,
@@ -45,6 +51,8 @@ BURST = 32
 #: Nodes that connect at the same time.
 CONNECTING = 8
 _LENGTH_SHIFT = 48
+#: Between two looks at what is not acknowledged and which links are down.
+WATCH_S = 0.25
 
 
 def make_event(lane: int, number: int, size: int, sent_ns: int) -> bytes:
@@ -99,7 +107,7 @@ class ReplayShare(ABC):
     """The nodes of this process."""
 
     #: What it found.
-    result: ClientResult
+    result: ReplayResult
 
     def __init__(self, directory: Path, index: int) -> None:
         self.directory = directory
@@ -107,6 +115,8 @@ class ReplayShare(ABC):
         self.counters = ReplayCounters(directory / "counters", self.plan.processes)
         self.nodes: dict[str, Node] = {}
         self.tasks: list[asyncio.Task[None]] = []
+        #: Of all nodes.
+        self.publishers: list[Publisher] = []
         self._index = index
         self._owed = self._accepted = 0
 
@@ -116,6 +126,7 @@ class ReplayShare(ABC):
             await self._connect()
             self.put(ReplayCounter.READY, 1)
             collect_seldom()
+            self.tasks.append(asyncio.create_task(self._watch()))
             await self.counters.wait(Signal.START, POLL_S)
             await self.publish()
             self.put(ReplayCounter.FINISHED, 1)
@@ -195,10 +206,30 @@ class ReplayShare(ABC):
         self._accepted += deliveries
         self.put(ReplayCounter.ACCEPTED, self._accepted)
 
+    async def _watch(self) -> None:
+        """Count now and then what is not acknowledged, and the links that are down."""
+        while True:
+            self.put(ReplayCounter.PENDING, sum(one.pending for one in self.publishers))
+            self.put(ReplayCounter.UNLINKED, sum(map(len, self._unlinked().values())))
+            await asyncio.sleep(WATCH_S)
+
+    def _unlinked(self) -> dict[str, dict[str, str]]:
+        """The brokers that nodes have no link to, and why."""
+        found: dict[str, dict[str, str]] = {}
+        for name, node in self.nodes.items():
+            troubles = node.links.troubles()
+            for broker in node.manifest.broker_ids:
+                if broker not in node.connected:
+                    trouble = troubles[broker].sentence if broker in troubles else ""
+                    found.setdefault(name, {})[broker] = trouble or "no reason is known"
+        return found
+
     async def _finish(self) -> None:
         await cancel_all(self.tasks)
         self.count()
         nodes, result = self.nodes.values(), self.result
+        result.unacknowledged = sum(one.pending for one in self.publishers)
+        result.unlinked = self._unlinked()
         result.suspicions = merge_suspicions(node.suspicions for node in nodes)
         result.evidence = sum(len(node.evidence) for node in nodes)
         await asyncio.gather(*(node.close() for node in nodes))
@@ -269,6 +300,7 @@ class TopicReplayShare(ReplayShare):
                 event.topic, batching=self.plan.cell.batch == 0
             )
             self._publishers[key] = publisher
+            self.publishers.append(publisher)
         while True:
             try:
                 publisher.post(make_event(lane, number, event.size, time.monotonic_ns()))

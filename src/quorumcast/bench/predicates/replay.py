@@ -20,14 +20,20 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quorumcast.bench.plan import ClientResult, totals
+from quorumcast.bench.plan import totals
 from quorumcast.bench.predicates.workload import (
     EVERYTHING,
     SELECTIVE,
     ContentReader,
     ContentWorkload,
 )
-from quorumcast.bench.replay import ReplayBed, Replayed, ReplayFigures, ReplayPlan
+from quorumcast.bench.replay import (
+    ReplayBed,
+    Replayed,
+    ReplayFigures,
+    ReplayPlan,
+    ReplayResult,
+)
 from quorumcast.bench.run import Progress
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
@@ -44,7 +50,7 @@ _HEAD = (("event", "int64"), ("sent_ns", "uint64"), ("checksum", "uint64"))
 _TYPE_NAMES = {kind: name for name, kind in ARROW_TYPES.items()}
 
 
-class ContentShareResult(ClientResult, kw_only=True):
+class ContentShareResult(ReplayResult, kw_only=True):
     """What one process found."""
 
     #: Events that its nodes published, in so many publications, and the rows due for them.

@@ -202,6 +202,7 @@ class ContentReplayShare(ReplayShare):
         if publisher is None:
             publisher = self.nodes[node].publisher(CHANNEL, batching=False)
             self._publishers[node] = publisher
+            self.publishers.append(publisher)
         while True:
             try:
                 publisher.post_batch(self._events.rows(events, time.monotonic_ns()))

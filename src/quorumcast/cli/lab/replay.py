@@ -151,6 +151,8 @@ def _contents_table(report: ContentReport) -> Table:
         facts["suspected"] = str(report.suspicions)
     if report.correct_suspected:
         facts["correct nodes suspected"] = str(report.correct_suspected)
+    if report.lacking:
+        facts["why"] = report.lacking
     fault = f", {report.fault}" if report.fault else ""
     title = f"{report.workload}: {report.policy}, {report.brokers} brokers{fault}"
     return facts_table(title, facts)
@@ -180,4 +182,6 @@ def _topics_table(report: ReplayReport) -> Table:
         )
     if report.correct_suspected:
         shown.caption += f"; correct nodes suspected: {report.correct_suspected}"
+    if report.lacking:
+        shown.caption += f". {report.lacking}"
     return shown
