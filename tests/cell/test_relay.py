@@ -350,6 +350,40 @@ def test_hole_of_one_broker_is_filled_by_the_others(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["ab", "total"])
+def test_reader_is_told_of_a_gap_where_one_broker_lost_a_number_and_another_lies_about_it(
+    policy: str,
+) -> None:
+    """Only one of 2f+1 tells the truth, and everyone that may hold the number has voted."""
+    limits = Limits(retained_publications=4, window=4, segment=4)
+    cells = TreeNetwork(
+        CellPlan("top", Policy.named(policy, limits=limits), n=4),
+        CellPlan("leaf", relay_of(policy), parent="top"),
+    )
+    cells["top"].publisher()
+    cells["top"].publish(*bodies(1, 3))
+    cells.run(1500)
+    cells["leaf"].subscribe("alice", start=0)
+    cells.run(500)
+    cells.detach("leaf", "b1")
+    cells["leaf"].cut_off(B1)
+    cells["leaf"].cut_off(NodeId("alice"))
+    for number in range(4, 20):
+        cells["top"].publish(*bodies(number, 1))
+        cells.run(60)
+    cells.attach("leaf", "b1")
+    cells.run(2000)
+    held = cells["leaf"].ledger("b1")
+    (hole,) = held.holes
+    cells["leaf"].corrupt("b2", "alter", "contents")
+    for broker in (B1, B2, B3):
+        cells["leaf"].connect(NodeId("alice"), broker)
+    cells.run(20_000)
+    (stream,) = cells["leaf"].broker("b1").streams()
+    assert cells["leaf"].got("alice") == [*bodies(1, 3), *bodies(hole.stop, 20 - hole.stop)]
+    assert cells["leaf"].lost("alice") == [(stream, hole.start, hole.stop - 1)]
+
+
+@pytest.mark.parametrize("policy", ["ab", "total"])
 def test_child_that_was_away_for_too_long_announces_the_gap(policy: str) -> None:
     limits = Limits(retained_publications=4, window=4, segment=4)
     above = Policy.named(policy, limits=limits)

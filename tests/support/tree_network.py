@@ -163,11 +163,11 @@ class TreeCell(Network):
         life = hashlib.sha256(life_of(NodeId(f"{self.plan.name}/{name}"), self._lives[node]))
         self.enter(node, Broker(self.manifest, keyring, life=life.digest()))
 
-    def corrupt(self, name: str, fault: str) -> None:
+    def corrupt(self, name: str, fault: str, *victims: str) -> None:
         """A broker lies from now on."""
         node = NodeId(name)
         keyring = self.manifest.keyring(identity_in(self.plan.name, name))
-        context = FaultContext(node, self.manifest, keyring, random.Random(7))
+        context = FaultContext(node, self.manifest, keyring, random.Random(7), victims=victims)
         self.faults[node] = make_fault(fault, context)
 
     def publisher(self, name: str = "alice", incarnation: int = 2) -> None:

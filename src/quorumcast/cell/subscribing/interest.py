@@ -538,13 +538,15 @@ class Interest:
         """Brokers that may hold the next number of a stream, and give no sign of it.
 
         Where brokers only crash those that do not answer. A relayed channel may have no broker to
-        spare, so there also those that answer without voting on the number.
+        spare, so there also those that answer without voting on the number. Or all, if all have
+        voted and too few agree: one has lost the number and another lies about it.
         """
         if self.entry.policy.crash_only:
             return self.reports.silent()
         stream, number = acceptor.stream, acceptor.next
         held = self.reports.may_hold(stream, number)
-        return [broker for broker in held if not acceptor.voted(broker, number)]
+        silent = [broker for broker in held if not acceptor.voted(broker, number)]
+        return held if not silent and acceptor.undecided(number + 1) else silent
 
     def _waited(self, acceptor: Acceptor, broker: NodeId) -> int:
         """For how many refreshes a broker has given no sign; one that answers, of this number."""
