@@ -47,7 +47,7 @@ def test_files_of_a_cell_are_private_and_signed(
 
 def test_publish_imports_no_other_role(cell: Path) -> None:
     loaded = imported("publish", "orders", "light", "-m", cell, "-i", "alice", "--json")
-    assert "quorumcast.client.publishing" in loaded
+    assert "quorumcast.client.publishing.publisher" in loaded
     assert not loaded & {"numpy", "pandas", "pyarrow", "pydantic", "rich.console"}
     parts = ("client.incoming", "client.named", "cell.subscribing", "cell.serving", "watch", "sim")
     assert not [name for name in loaded if name.startswith(tuple(f"quorumcast.{p}" for p in parts))]

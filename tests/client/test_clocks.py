@@ -9,8 +9,8 @@ import secrets
 import pytest
 from tests.support.leaping import leap
 
-from quorumcast.client import outgoing
-from quorumcast.client.outgoing import BITS_AFTER_MS, incarnation_at
+from quorumcast.client.publishing import outgoing
+from quorumcast.client.publishing.outgoing import BITS_AFTER_MS, incarnation_at
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import LAST_INCARNATION, MAX_INCARNATION, Channel, NodeId, Stream
 from quorumcast.testing import MemoryCell

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorumcast.client.packing import Packer
+from quorumcast.client.publishing.packing import Packer
 from quorumcast.client.unpacking import unpack
 from quorumcast.core.envelope import Envelope, read_envelope, write_envelope
 from quorumcast.core.errors import UsageError

@@ -8,7 +8,7 @@ from tests.client.test_times import in_a_loop
 from tests.runtime.world import PATIENCE_S, until
 
 from quorumcast.client import Batch, Gap, Node, UsageError
-from quorumcast.client.publishing import Publisher
+from quorumcast.client.publishing.publisher import Publisher
 from quorumcast.client.sync import SyncPublisher
 from quorumcast.core.ids import Channel
 from quorumcast.manifest.manifest import ChannelEntry

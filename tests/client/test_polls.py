@@ -10,8 +10,9 @@ from tests.client.test_overflow import publish
 from tests.client.test_times import in_a_loop
 from tests.runtime.world import PATIENCE_S, eventually, until
 
-from quorumcast.client import Event, GapError, Node, node, publishing, subscription, sync
+from quorumcast.client import Event, GapError, Node, node, subscription, sync
 from quorumcast.client.named import subscription as named
+from quorumcast.client.publishing import publisher
 from quorumcast.core.errors import UsageError
 from quorumcast.testing import MemoryCell, SyncMemoryCell
 
@@ -236,8 +237,8 @@ def members(module: ModuleType, name: str) -> set[str]:
     ("name", "module"),
     [
         ("SyncNode", node),
-        ("SyncPublisher", publishing),
-        ("SyncPublishers", publishing),
+        ("SyncPublisher", publisher),
+        ("SyncPublishers", publisher),
         ("SyncSubscription", subscription),
         ("SyncNamedSubscription", named),
     ],

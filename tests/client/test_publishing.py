@@ -10,8 +10,8 @@ from tests.runtime.world import run, until
 
 from quorumcast.client.events import BufferFull
 from quorumcast.client.options import PublisherOptions
-from quorumcast.client.packing import Packer
-from quorumcast.client.publishing import (
+from quorumcast.client.publishing.packing import Packer
+from quorumcast.client.publishing.publisher import (
     MAX_EVENT_BYTES,
     MAX_IN_FLIGHT,
     SMALL_IN_FLIGHT,

@@ -9,7 +9,7 @@ from tests.support.leaping import leap
 
 from quorumcast.client import Resumption
 from quorumcast.client.loop_thread import LoopThread
-from quorumcast.client.outgoing import Outgoing
+from quorumcast.client.publishing.outgoing import Outgoing
 from quorumcast.testing import MemoryCell, SyncMemoryCell
 
 AWAY = r"\(it is not running in this memory cell\)"

@@ -41,7 +41,7 @@ from quorumcast.bench.workload import WorkloadEvent, read_workload
 from quorumcast.client import run
 from quorumcast.client.events import BufferFull, Gap
 from quorumcast.client.node import Node
-from quorumcast.client.publishing import Publisher
+from quorumcast.client.publishing.publisher import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import read_identity, read_manifest

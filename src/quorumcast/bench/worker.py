@@ -33,7 +33,7 @@ from quorumcast.bench.plan import SKIP, BenchPlan, WorkerResult, totals
 from quorumcast.client import run
 from quorumcast.client.events import Batch, BufferFull, Gap
 from quorumcast.client.node import Node
-from quorumcast.client.publishing import Publisher
+from quorumcast.client.publishing.publisher import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId

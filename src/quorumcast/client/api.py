@@ -7,7 +7,7 @@ from quorumcast.client.named.letters import DeadLetter
 from quorumcast.client.named.subscription import Delivery, NamedSubscription
 from quorumcast.client.node import Node, connect
 from quorumcast.client.options import Resumption
-from quorumcast.client.publishing import Publisher
+from quorumcast.client.publishing.publisher import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.errors import UsageError
 from quorumcast.runtime.loop import run

@@ -41,7 +41,7 @@ from quorumcast.cell.messages import Checkpoint, Positions
 from quorumcast.cell.subscribing.recalling import RecallDue
 from quorumcast.cell.subscribing.subscriber import Subscriber as SubscriberMachine
 from quorumcast.client.arguments import Where
-from quorumcast.client.outgoing import DescribeBrokers, MakeDriver
+from quorumcast.client.publishing.outgoing import DescribeBrokers, MakeDriver
 from quorumcast.client.readers import ChannelReaders, Reselection
 from quorumcast.client.selecting import Filters
 from quorumcast.client.subscription import Subscription

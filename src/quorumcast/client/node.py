@@ -31,11 +31,11 @@ from quorumcast.client.options import (
     SubscriptionOptions,
     takes,
 )
-from quorumcast.client.outgoing import Outgoing
-from quorumcast.client.packing import Clock, Packer, wall_us
-from quorumcast.client.publishing import Publisher, Publishers
+from quorumcast.client.publishing.outgoing import Outgoing
+from quorumcast.client.publishing.packing import Clock, Packer, wall_us
+from quorumcast.client.publishing.publisher import Publisher, Publishers
+from quorumcast.client.publishing.resuming import ResumedPublisher, check_resumable
 from quorumcast.client.reach import ConnectedBrokers, ReachReporter
-from quorumcast.client.resuming import ResumedPublisher, check_resumable
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Accuse, DialFailure, Machine, Suspect

@@ -101,7 +101,10 @@ class PublisherOptions(_ChannelOptions, frozen=True, kw_only=True):
     ] = False
     resume: Annotated[
         Resumption | None,
-        Meta(description="Resume the stream of this name and epoch; see `client.resuming`."),
+        Meta(
+            description="Resume the stream of this name and epoch; see "
+            "`client.publishing.resuming`."
+        ),
     ] = None
 
     def __post_init__(self) -> None:

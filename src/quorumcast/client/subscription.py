@@ -43,7 +43,7 @@ from quorumcast.client.backlog import backlog_for
 from quorumcast.client.events import Batch, Event, Gap, GapError, GapReason
 from quorumcast.client.held import ReadingProgress
 from quorumcast.client.options import SubscriptionOptions
-from quorumcast.client.packing import Clock, wall_us
+from quorumcast.client.publishing.packing import Clock, wall_us
 from quorumcast.client.selecting import (
     Arrival,
     Filters,

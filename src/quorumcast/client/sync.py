@@ -34,7 +34,7 @@ from quorumcast.client.options import (
     SubscriptionOptions,
     takes,
 )
-from quorumcast.client.publishing import Publishable, Publisher, Publishers
+from quorumcast.client.publishing.publisher import Publishable, Publisher, Publishers
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.machine import Suspect

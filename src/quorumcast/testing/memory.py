@@ -17,7 +17,7 @@ import msgspec
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.client.loop_thread import ClosesOnExit, LoopThread
 from quorumcast.client.node import Node
-from quorumcast.client.packing import Clock, wall_us
+from quorumcast.client.publishing.packing import Clock, wall_us
 from quorumcast.client.sync import SyncNode
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import DIGEST_SIZE, NodeId

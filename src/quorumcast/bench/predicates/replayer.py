@@ -38,7 +38,7 @@ from quorumcast.bench.replayer import ReplayShare
 from quorumcast.bench.worker import CONNECT_TIMEOUT_S, TAKE, exit_with_parent
 from quorumcast.client import run
 from quorumcast.client.events import BufferFull, Gap
-from quorumcast.client.publishing import Publisher
+from quorumcast.client.publishing.publisher import Publisher
 from quorumcast.client.subscription import Subscription
 
 #: The columns before the attributes.

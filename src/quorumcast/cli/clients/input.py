@@ -149,7 +149,7 @@ class EventReader:
             yield _lines(block)
 
     def _read_whole(self, source: BinaryIO) -> Iterator[Events]:
-        from quorumcast.client.packing import too_long
+        from quorumcast.client.publishing.packing import too_long
 
         parts: list[bytes] = []
         size = 0

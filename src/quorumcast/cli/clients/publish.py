@@ -23,7 +23,7 @@ from quorumcast.core.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from quorumcast.client.publishing import Publisher
+    from quorumcast.client.publishing.publisher import Publisher
 
 EXAMPLE = "publish orders 'ten apples' -m cell -i alice"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from quorumcast.client.events import Batch, Gap
-from quorumcast.client.publishing import Publisher
+from quorumcast.client.publishing.publisher import Publisher
 from quorumcast.client.subscription import Subscription
 from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.limits import Overflow

@@ -46,7 +46,7 @@ from quorumcast.named.ranges import spans
 from quorumcast.named.state import SubscriptionState
 
 if TYPE_CHECKING:
-    from quorumcast.client.publishing import Publisher
+    from quorumcast.client.publishing.publisher import Publisher
     from quorumcast.client.subscription import Subscription
 
 #: Bytes of recent publications that are cached, because they may be assigned to us.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from quorumcast.client.publishing import MAX_EVENT_BYTES
+from quorumcast.client.publishing.publisher import MAX_EVENT_BYTES
 from quorumcast.client.unpacking import unpack
 from quorumcast.core.errors import UsageError
 from quorumcast.core.publication import PAYLOAD, batch_of_payloads

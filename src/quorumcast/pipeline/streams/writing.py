@@ -1,10 +1,11 @@
 """Turns rows into publications: tasks split and stage them, and the driver publishes them.
 
 A task splits its rows into publications of a fixed number of rows, and halves those that are too
-large. The driver publishes the staged rows as one resumable stream (`client.resuming`), named by
-the query, with the micro-batch as epoch. A driver that publishes a micro-batch again, or beside
-another driver, publishes the same bytes under the same numbers: each publication is ordered once.
-The node has a thread of its own, so that it hashes, signs and sends while the next rows are read.
+large. The driver publishes the staged rows as one resumable stream (`client.publishing.resuming`),
+named by the query, with the micro-batch as epoch. A driver that publishes a micro-batch again, or
+beside another driver, publishes the same bytes under the same numbers: each publication is ordered
+once. The node has a thread of its own, so that it hashes, signs and sends while the next rows are
+read.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
 from quorumcast.client.options import Resumption
-from quorumcast.client.packing import wall_us
-from quorumcast.client.resuming import ResumedPublisher
+from quorumcast.client.publishing.packing import wall_us
+from quorumcast.client.publishing.resuming import ResumedPublisher
 from quorumcast.core.envelope import MAX_US, microseconds_of, time_of
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.streams.connections import POOL, PooledNode

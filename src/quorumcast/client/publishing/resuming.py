@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from quorumcast.client.arguments import time_of_resumed
 from quorumcast.client.options import PublisherOptions, Resumption
-from quorumcast.client.packing import Packer
-from quorumcast.client.publishing import Publisher
+from quorumcast.client.publishing.packing import Packer
+from quorumcast.client.publishing.publisher import Publisher
 from quorumcast.core.envelope import microseconds_of
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel

@@ -20,9 +20,9 @@ from quorumcast.broadcast.application import (
     Submit,
 )
 from quorumcast.cell.publishing.publisher import Publisher as PublisherMachine
-from quorumcast.client.packing import Clock
-from quorumcast.client.publishing import Publisher
-from quorumcast.client.resuming import ResumedPublisher
+from quorumcast.client.publishing.packing import Clock
+from quorumcast.client.publishing.publisher import Publisher
+from quorumcast.client.publishing.resuming import ResumedPublisher
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import MAX_INCARNATION, Channel, NodeId, Stream
 from quorumcast.core.machine import Machine

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from quorumcast.client.arguments import check_validity
 from quorumcast.client.events import BufferFull
 from quorumcast.client.options import PublisherOptions
-from quorumcast.client.packing import Packer, too_long
+from quorumcast.client.publishing.packing import Packer, too_long
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.core.limits import MAX_BODY_BYTES, MAX_RUN
