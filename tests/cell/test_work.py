@@ -12,7 +12,8 @@ from tests.support.cells import ALICE, B1, BOB, CAROL, ORDERS, Cell, limited
 from tests.support.rows import COLUMNS, rows_body
 
 from quorumcast.broadcast.application import DeliverGap, Submit
-from quorumcast.cell.messages import Refuse, Subscribe
+from quorumcast.cell.filters import READ_AT_ONCE
+from quorumcast.cell.messages import Positions, Refuse, Subscribe, Unsubscribe
 from quorumcast.cell.serving import filtered_readers, known_filters
 from quorumcast.cell.serving.audience import REPLAYS, REPLAYS_MS
 from quorumcast.cell.serving.broker import Broker
@@ -21,7 +22,9 @@ from quorumcast.cell.serving.known_filters import (
     CHANGE_US,
     CHARACTER_US,
     PREDICATE_US,
+    READ_MS,
     KnownFilters,
+    ReadOn,
 )
 from quorumcast.cell.serving.work import (
     COUNT_MS,
@@ -35,12 +38,27 @@ from quorumcast.cell.subscribing.subscriber import REFRESH_MS
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.limits import MAX_CLIENT_TEXT, MAX_FILTER_TEXT, MAX_PREDICATES
-from quorumcast.core.machine import Drop, DropReason, Receive, Send, Suspect
+from quorumcast.core.machine import (
+    Disconnected,
+    Drop,
+    DropReason,
+    Effect,
+    Event,
+    Receive,
+    Send,
+    SetTimer,
+    Suspect,
+    TimerFired,
+)
 from quorumcast.manifest.manifest import ChannelEntry, ChannelOrigin
 from quorumcast.manifest.policy import Policy
 
 NOW = Millis(1_000_000)
 PRICES: ChannelEntry = Cell(limited("ab"), schema=COLUMNS).manifest.channels[0]
+
+
+def asking(*where: str) -> Subscribe:
+    return Subscribe(ORDERS, (), True, where=where)
 
 
 # ------------------------------------------------------------------ accounts
@@ -117,7 +135,7 @@ def test_flood_of_changes_takes_a_fifth_of_the_time() -> None:
     known.work.spend((BOB,), MOST_US)
     for number in range(1000):
         now = Millis(NOW + number)
-        read += known.learn(BOB, PRICES, (f"{where[:-7]}{number:06}'",), now)
+        read += known.learn(BOB, PRICES, asking(f"{where[:-7]}{number:06}'"), now)
     assert INCOME_US * 900 <= read * price_us <= INCOME_US * 1000
     assert 0 < read < 1000
     assert len(known) == 1
@@ -128,16 +146,74 @@ def test_rows_that_a_channel_carries_on_are_paid_for_with_each_change() -> None:
     origin = ChannelOrigin("top", bytes(32), ORDERS, carried)
     entry = replace(PRICES, policy=Policy.named("relay"), origin=origin)
     known = KnownFilters()
-    assert known.learn(BOB, entry, CHEAP, NOW)
+    assert known.learn(BOB, entry, asking(*CHEAP), NOW)
     assert not known.work.may_ask(BOB, MOST_US - CHARACTER_US * len(carried), NOW)
 
 
 def test_predicates_that_take_too_long_are_refused_with_a_sentence() -> None:
     patterns = " OR ".join(f"name LIKE '%{n}_'" for n in range(130))
     with pytest.raises(UsageError, match=r"take about 1,\d* ms for 65,536 rows, and may take 1,0"):
-        KnownFilters().learn(BOB, PRICES, (patterns,), NOW)
+        KnownFilters().learn(BOB, PRICES, asking(patterns), NOW)
     shorter = " OR ".join(f"name LIKE '%{n}_'" for n in range(100))
-    assert KnownFilters().learn(BOB, PRICES, (shorter,), NOW)
+    assert KnownFilters().learn(BOB, PRICES, asking(shorter), NOW)
+
+
+MANY = tuple(f"price = {number} AND name = 'some name'" for number in range(200))
+
+
+def test_many_predicates_are_read_a_few_at_a_time() -> None:
+    broker = Cell(limited("ab"), schema=COLUMNS).broker()
+    assert broker.handle(Receive(BOB, asking(*MANY)), NOW) == [SetTimer(ReadOn(), READ_MS)]
+    assert broker.sizes()["being_read"] == 1
+    # Others are served meanwhile, and who asks again is not read again.
+    assert told(broker.handle(Receive(CAROL, asking(*CHEAP)), NOW)) == [Positions]
+    assert broker.handle(Receive(BOB, asking(*MANY)), NOW) == []
+    turns = 0
+    while not (answer := told(effects := broker.handle(TimerFired(ReadOn()), NOW))):
+        assert effects == [SetTimer(ReadOn(), READ_MS)]
+        turns += 1
+    assert turns == sum(map(len, MANY)) // READ_AT_ONCE - 1
+    assert answer == [Positions]
+    assert broker.sizes()["being_read"] == 0
+    assert broker.sizes()["groups"] == 2
+
+
+def told(effects: list[Effect]) -> list[type]:
+    return [type(effect.message) for effect in effects if isinstance(effect, Send)]
+
+
+def test_predicate_that_is_wrong_is_refused_when_it_is_reached() -> None:
+    broker = Cell(limited("ab"), schema=COLUMNS).broker()
+    broker.handle(Receive(BOB, asking(*MANY, "nonsense")), NOW)
+    effects: list[Effect] = [SetTimer(ReadOn(), READ_MS)]
+    while effects == [SetTimer(ReadOn(), READ_MS)]:
+        effects = broker.handle(TimerFired(ReadOn()), NOW)
+    assert told(effects) == [Refuse]
+    assert broker.sizes()["being_read"] == 0
+
+
+@pytest.mark.parametrize("gone", [Disconnected(BOB), Receive(BOB, Unsubscribe(ORDERS))])
+def test_predicates_of_a_node_that_left_are_read_no_further(gone: Event) -> None:
+    broker = Cell(limited("ab"), schema=COLUMNS).broker()
+    broker.handle(Receive(BOB, asking(*MANY)), NOW)
+    broker.handle(gone, NOW)
+    assert broker.sizes()["being_read"] == 0
+    assert broker.handle(TimerFired(ReadOn()), NOW) == []
+
+
+def test_other_predicates_take_the_place_of_those_that_are_being_read() -> None:
+    known = KnownFilters()
+    assert known.learn(BOB, PRICES, asking(*MANY), NOW)
+    assert known.learn(BOB, PRICES, asking(*CHEAP), NOW)
+    assert not known.is_reading(BOB, ORDERS)
+    found = known.get(BOB, ORDERS)
+    assert found is not None
+    assert found.where == CHEAP
+
+
+def read_all(known: KnownFilters) -> None:
+    while known.is_reading(BOB, ORDERS):
+        known.read_on()
 
 
 def test_client_has_so_many_characters_of_predicates_on_all_channels_and_seats() -> None:
@@ -146,27 +222,32 @@ def test_client_has_so_many_characters_of_predicates_on_all_channels_and_seats()
     texts = tuple(text[: MAX_FILTER_TEXT // 4 - n] for n in range(4))
     for seat in range(MAX_CLIENT_TEXT // MAX_FILTER_TEXT):
         now = Millis(now + 10_000)
-        assert known.learn(NodeId(f"bob#{seat + 1}"), PRICES, texts, now)
+        assert known.learn(NodeId(f"bob#{seat + 1}"), PRICES, asking(*texts), now)
     now = Millis(now + 10_000)
     with pytest.raises(UsageError, match="bob have more than 524,288 characters"):
-        known.learn(NodeId("bob#9"), PRICES, texts, now)
-    assert known.learn(CAROL, PRICES, texts, now)
+        known.learn(NodeId("bob#9"), PRICES, asking(*texts), now)
+    assert known.learn(CAROL, PRICES, asking(*texts), now)
     # In place of others there is room.
-    assert known.learn(NodeId("bob#1"), PRICES, tuple(reversed(texts)), Millis(now + 10_000))
+    assert known.learn(NodeId("bob#1"), PRICES, asking(*reversed(texts)), Millis(now + 10_000))
 
 
 def test_most_predicates_that_a_node_may_have_are_affordable() -> None:
     rng = random.Random(1)
     names = [f"name = 'n{rng.randrange(10**6)}'" for _ in range(MAX_PREDICATES)]
     ranges = [f"price BETWEEN {n} AND {n + 9}" for n in range(MAX_PREDICATES)]
-    assert KnownFilters().learn(BOB, PRICES, tuple(names), NOW)
-    assert KnownFilters().learn(BOB, PRICES, tuple(ranges), NOW)
+    for texts in (names, ranges):
+        known = KnownFilters()
+        assert known.learn(BOB, PRICES, asking(*texts), NOW)
+        read_all(known)
+        found = known.get(BOB, ORDERS)
+        assert found is not None
+        assert len(found.filter.predicates) == MAX_PREDICATES
 
 
 def test_subscriber_that_asks_for_too_much_is_told_why() -> None:
     broker = Cell(limited("ab"), schema=COLUMNS).broker()
     patterns = " OR ".join(f"name LIKE '%{n}_'" for n in range(130))
-    told = broker.handle(Receive(BOB, Subscribe(ORDERS, (), True, where=(patterns,))), NOW)
+    told = broker.handle(Receive(BOB, asking(patterns)), NOW)
     (refused,) = (s.message for s in told if isinstance(s, Send))
     assert isinstance(refused, Refuse)
     assert "ask for more rows" in refused.reason
@@ -180,18 +261,15 @@ def test_subscriptions_beyond_the_replays_of_a_node_are_dropped_unread(
     learn = KnownFilters.learn
 
     def noted(known: KnownFilters, *asked: Any) -> bool:
-        read.append(asked[2])
+        read.append(asked[2].where)
         return learn(known, *asked)
 
     monkeypatch.setattr(KnownFilters, "learn", noted)
     texts = [(f"price = {number}",) for number in range(REPLAYS + 3)]
-    told = [
-        broker.handle(Receive(BOB, Subscribe(ORDERS, (), True, where=where)), NOW)
-        for where in texts
-    ]
+    told = [broker.handle(Receive(BOB, asking(*where)), NOW) for where in texts]
     assert read == texts[:REPLAYS]
     assert told[REPLAYS:] == [[Drop(DropReason.OVER_LIMIT, BOB)]] * 3
-    again = Receive(BOB, Subscribe(ORDERS, (), True, where=texts[-1]))
+    again = Receive(BOB, asking(*texts[-1]))
     broker.handle(again, Millis(NOW + REPLAYS_MS))
     assert read[-1] == texts[-1]
 

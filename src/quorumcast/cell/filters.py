@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from quorumcast.broadcast.messages import Matches
@@ -13,6 +14,9 @@ from quorumcast.manifest.manifest import ChannelEntry
 if TYPE_CHECKING:
     from quorumcast.matching.filter import Filter
 
+#: Characters of predicates that are read at once, which takes some milliseconds.
+READ_AT_ONCE = 2048
+
 
 def filter_of(entry: ChannelEntry, where: tuple[str, ...]) -> Filter | None:
     """What these predicates ask of a channel; None for everything. Raises `UsageError`.
@@ -22,6 +26,32 @@ def filter_of(entry: ChannelEntry, where: tuple[str, ...]) -> Filter | None:
     """
     if not where and not entry.carried:
         return None
+    reading = FilterReading(entry, where)
+    while not reading.read_on():
+        pass
+    return reading.filter
+
+
+class FilterReading:
+    """Reads what predicates ask of a channel, a part at a time. Raises `UsageError`."""
+
+    def __init__(self, entry: ChannelEntry, where: tuple[str, ...]) -> None:
+        self.filter: Filter | None = None
+        self._steps = _steps(entry, where)
+
+    def read_on(self, characters: int = READ_AT_ONCE) -> bool:
+        """Read about so many characters; whether that was all."""
+        while characters > 0:
+            try:
+                characters -= next(self._steps)
+            except StopIteration as end:
+                self.filter = end.value
+                return True
+        return False
+
+
+def _steps(entry: ChannelEntry, where: tuple[str, ...]) -> Generator[int, None, Filter]:
+    """Read one predicate after another; yields how long the next one is."""
     if entry.policy.chained:
         raise UsageError(
             f"channel {entry.name!r} has the policy {entry.policy.name!r}, and on a chain brokers "
@@ -33,14 +63,15 @@ def filter_of(entry: ChannelEntry, where: tuple[str, ...]) -> Filter | None:
             "the predicate, or make a channel with a schema"
         )
     # Not at the top: nodes without predicates start without Arrow.
-    from quorumcast.matching.filter import make_filter
+    from quorumcast.matching.filter import filter_steps
 
     schema = entry.arrow_schema()
-    wanted = make_filter(where, schema, "the predicate") if where else None
     if not entry.carried:
-        return wanted
+        return (yield from filter_steps(where, schema, "the predicate"))
+    if where:
+        yield from filter_steps(where, schema, "the predicate")
     within = tuple([f"({entry.carried}) AND ({text})" for text in where]) or (entry.carried,)
-    return make_filter(within, schema, f"what channel {entry.name!r} carries on")
+    return (yield from filter_steps(within, schema, f"what channel {entry.name!r} carries on"))
 
 
 def check_carried(entry: ChannelEntry, above: ChannelEntry) -> None:

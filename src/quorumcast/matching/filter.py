@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import msgspec
 import numpy as np
@@ -76,6 +76,19 @@ class Filter(msgspec.Struct, frozen=True, eq=False):
 
 def make_filter(texts: Sequence[str], schema: pa.Schema | Columns, who: str) -> Filter:
     """The filter of these predicates; raise `UsageError`, which names each as `who`."""
+    steps = filter_steps(texts, schema, who)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            made: Filter = end.value
+            return made
+
+
+def filter_steps(
+    texts: Sequence[str], schema: pa.Schema | Columns, who: str
+) -> Generator[int, None, Filter]:
+    """Make the filter in steps: each reads one predicate, and yields how long the next one is."""
     if not texts:
         raise UsageError(f"{who} is missing: name at least one, or TRUE for all rows")
     if len(texts) > MAX_PREDICATES:
@@ -92,10 +105,12 @@ def make_filter(texts: Sequence[str], schema: pa.Schema | Columns, who: str) -> 
         )
     columns = schema if isinstance(schema, Columns) else Columns(schema)
     most = max(_LEAST_CONJUNCTIONS, min(MAX_CONJUNCTIONS, _CONJUNCTIONS // len(texts)))
-    parsed = (
-        parse_predicate(text, columns, who, conjunctions=most) for text in dict.fromkeys(texts)
-    )
-    by_id = {predicate.id: predicate for predicate in parsed}
+    by_id: dict[bytes, Predicate] = {}
+    for text in dict.fromkeys(texts):
+        if by_id:
+            yield len(text)
+        predicate = parse_predicate(text, columns, who, conjunctions=most)
+        by_id[predicate.id] = predicate
     predicates = tuple(by_id[name] for name in sorted(by_id))
     conjunctions = [one for predicate in predicates for one in predicate.conjunctions]
     residuals = [one.residual for one in conjunctions if one.residual is not None]

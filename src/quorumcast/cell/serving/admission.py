@@ -95,9 +95,15 @@ class Admission:
             if self._audience.learn(sender, entry, asked, now):
                 return []
         except UsageError as error:
-            said = Refuse(channel, str(error)[:200], listening=True)
-            return [Drop(DropReason.OTHER_PREDICATE, sender), Send((sender,), said)]
+            return self.refuse_predicates(sender, channel, error)
         return [Drop(DropReason.OVER_LIMIT, sender)]
+
+    def refuse_predicates(
+        self, sender: NodeId, channel: Channel, error: UsageError
+    ) -> list[Effect]:
+        """The answer to a subscriber that asked for rows that it cannot have."""
+        said = Refuse(channel, str(error)[:200], listening=True)
+        return [Drop(DropReason.OTHER_PREDICATE, sender), Send((sender,), said)]
 
     def may_not_publish(self, sender: NodeId, channel: Channel) -> list[Effect]:
         """The refusal of an entitled publisher if the channel is full; else it takes a place."""

@@ -97,7 +97,7 @@ class Audience:
         """
         known = self.filtered.known
         try:
-            return known.learn(reader, entry, asked.where, now)
+            return known.learn(reader, entry, asked, now)
         except UsageError:
             self.leave(reader, asked.channel)
             raise

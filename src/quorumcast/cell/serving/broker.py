@@ -52,6 +52,7 @@ from quorumcast.cell.serving.journal import (
     VouchedAgainstEcho,
 )
 from quorumcast.cell.serving.journal_writer import JournalWriter
+from quorumcast.cell.serving.known_filters import ReadOn
 from quorumcast.cell.serving.membership import Membership
 from quorumcast.cell.serving.pace import Pace, PaceTick
 from quorumcast.cell.serving.recovering.holdings import answer_peer
@@ -236,6 +237,9 @@ class Broker:
                 return self._sweep(now)
             case TimerFired(timer=CoverageDue()):
                 return self._audience.filtered.cover(self._served.sayable)
+            case TimerFired(timer=ReadOn()):
+                again, effects = self._requests.read_on()
+                return effects if again is None else effects + self._on_subscribe(again, now)
             case TimerFired(timer=PaceTick()):
                 return self._go_on(self._pace.tick(now)) + self._pace.go_on(now)
             case TimerFired(timer=RepeatAccusations()):

@@ -2,19 +2,25 @@
 
 A subscriber names its predicates in every `Subscribe`. A broker reads a text when it changes, and
 evaluates it on every publication of its channel, so both are paid for from the client's account
-(`cell.serving.work`). A predicate of which even a full account could not pay a publication of
-PAID_ROWS rows is refused, and so are more texts than a client may have on all channels.
+(`cell.serving.work`). Many texts are read a few at a time (`ReadOn`), so that others are served
+meanwhile, and the subscriber enters when all are read. A predicate of which even a full account
+could not pay a publication of PAID_ROWS rows is refused, and so are more texts than a client may
+have on all channels.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quorumcast.cell.filters import filter_of
+import msgspec
+
+from quorumcast.cell.filters import FilterReading
+from quorumcast.cell.messages import Subscribe
 from quorumcast.cell.serving.work import MOST_US, WorkAccounts
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, holder
 from quorumcast.core.limits import MAX_CLIENT_TEXT, MAX_FILTER_TEXT, MAX_MATCHED_ROWS
+from quorumcast.core.machine import Effect, SetTimer, Timer
 from quorumcast.manifest.manifest import ChannelEntry
 
 if TYPE_CHECKING:
@@ -23,6 +29,8 @@ if TYPE_CHECKING:
 
 #: What it costs to change what a node asks for: once, per predicate, and per character read.
 CHANGE_US, PREDICATE_US, CHARACTER_US = 500, 100, 6
+#: Time between two parts of what is read.
+READ_MS = 1
 #: Predicates from which on an index of their own pays.
 INDEXED = 8
 #: Rows of a publication that a full account must pay for: as many as predicates are evaluated on.
@@ -49,14 +57,35 @@ class KnownFilter(NamedTuple):
         return self.filter.work_us(rows, plain=self.plain)
 
 
+class ReadOn(Timer, frozen=True, tag=True):
+    """Read more of what subscribers ask for."""
+
+
+class Asking(msgspec.Struct):
+    """What a node asks for, as long as it is being read."""
+
+    #: The newest of its requests.
+    asked: Subscribe
+    entry: ChannelEntry
+    reading: FilterReading
+
+    @property
+    def size(self) -> int:
+        """Characters of the texts."""
+        return sum(map(len, self.asked.where))
+
+
 class KnownFilters:
     """What every subscriber of a broker asked for last, on each channel."""
 
-    __slots__ = ("_filters", "work")
+    __slots__ = ("_due", "_filters", "_read", "work")
 
     def __init__(self) -> None:
         #: Only of entitled nodes that are connected, and not of those that want everything.
         self._filters: dict[tuple[NodeId, Channel], KnownFilter] = {}
+        #: What is being read for such nodes, and whether ReadOn is set.
+        self._read: dict[tuple[NodeId, Channel], Asking] = {}
+        self._due = False
         self.work = WorkAccounts()
 
     def __len__(self) -> int:
@@ -66,16 +95,18 @@ class KnownFilters:
         """What a node asks for; None for everything."""
         return self._filters.get((reader, channel))
 
-    def learn(
-        self, reader: NodeId, entry: ChannelEntry, where: tuple[str, ...], now: Millis
-    ) -> bool:
+    def learn(self, reader: NodeId, entry: ChannelEntry, asked: Subscribe, now: Millis) -> bool:
         """Note what a node asks for; False if it asks for more than it can pay.
 
-        Raises `UsageError` if the predicates are none.
+        Raises `UsageError` if the predicates are none. It may take some turns to read them.
         """
-        key = (reader, entry.name)
+        key, where = (reader, entry.name), asked.where
         if not where and not entry.carried:
-            self._filters.pop(key, None)
+            self.forget(reader, entry.name)
+            return True
+        there = self._read.get(key)
+        if there is not None and there.asked.where == where and there.entry.schema == entry.schema:
+            there.asked = asked
             return True
         known = self._filters.get(key)
         if known is not None and known.where == where and known.schema == entry.schema:
@@ -88,30 +119,69 @@ class KnownFilters:
         if not self.work.may_ask(reader, price_us, now):
             return False
         self.work.spend((reader,), price_us)
-        self._filters.pop(key, None)
+        self.forget(reader, entry.name)
         if size + self._size_of(holder(reader)) > MAX_CLIENT_TEXT:
             raise UsageError(
                 f"the predicates of {holder(reader)} have more than {MAX_CLIENT_TEXT:,} characters "
                 "on all its channels: leave some of them out"
             )
-        filter_ = filter_of(entry, where)
-        if filter_ is not None:
-            self._filters[key] = _affordable(_known(where, entry, filter_))
+        self._read[key] = Asking(asked, entry, FilterReading(entry, where))
+        self._read_some(*key)
         return True
+
+    def is_reading(self, reader: NodeId, channel: Channel) -> bool:
+        """Whether what a node asks for is not known yet."""
+        return (reader, channel) in self._read
+
+    def _read_some(self, reader: NodeId, channel: Channel) -> Subscribe | None:
+        """Read on; returns the request when all of it is read. Raises `UsageError`."""
+        there = self._read.pop((reader, channel))
+        if not there.reading.read_on():
+            self._read[reader, channel] = there  # behind the others
+            return None
+        if there.reading.filter is not None:
+            known = _known(there.asked.where, there.entry, there.reading.filter)
+            self._filters[reader, channel] = _affordable(known)
+        return there.asked
+
+    def read_on(self) -> tuple[NodeId, Channel, Subscribe | UsageError] | None:
+        """Read on for one node; returns its request if all of it is read now, or what is wrong."""
+        self._due = False
+        if not self._read:
+            return None
+        reader, channel = next(iter(self._read))
+        try:
+            asked = self._read_some(reader, channel)
+        except UsageError as error:
+            return reader, channel, error
+        return None if asked is None else (reader, channel, asked)
+
+    def await_reading(self) -> list[Effect]:
+        """Read on in the next turn, if anything is being read."""
+        if self._due or not self._read:
+            return []
+        self._due = True
+        return [SetTimer(ReadOn(), READ_MS)]
 
     def _size_of(self, client: NodeId) -> int:
         """Characters that a client has as predicates, on all channels and seats."""
-        there = self._filters.items()
-        return sum(known.size for (reader, _), known in there if holder(reader) == client)
+        sizes = [(key, known.size) for key, known in self._filters.items()]
+        sizes += [(key, asking.size) for key, asking in self._read.items()]
+        return sum(size for (reader, _), size in sizes if holder(reader) == client)
 
     def forget(self, reader: NodeId, channel: Channel | None = None) -> None:
         """Forget what a node asked for, on one channel or on all."""
-        for key in [k for k in self._filters if k[0] == reader and channel in (None, k[1])]:
-            del self._filters[key]
+        for there in (self._filters, self._read):
+            for key in [k for k in there if k[0] == reader and channel in (None, k[1])]:
+                del there[key]
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        return {"predicates": len(self._filters), "accounts": len(self.work)}
+        return {
+            "predicates": len(self._filters),
+            "being_read": len(self._read),
+            "accounts": len(self.work),
+        }
 
 
 def _known(where: tuple[str, ...], entry: ChannelEntry, filter_: Filter) -> KnownFilter:

@@ -12,6 +12,7 @@ from quorumcast.cell.serving.recovering.recovery import Recovery
 from quorumcast.cell.serving.relays import Relays
 from quorumcast.cell.serving.sequencers import Sequencers
 from quorumcast.cell.serving.served_streams import ServedStreams
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Receive, Send
 
@@ -54,6 +55,9 @@ class Requests:
         channel = asked.channel
         if refusal := self._admission.may_not_enter(sender, asked, now):
             return False, refusal
+        known = self._audience.filtered.known
+        if known.is_reading(sender, channel):
+            return False, known.await_reading()
         self._audience.enter(sender, asked)
         if not asked.cursors and self._relays.is_behind(channel):
             return False, []  # it cannot tell where to begin; the subscriber asks again
@@ -70,6 +74,18 @@ class Requests:
             if served is not None and stream.channel == channel:
                 effects += self._audience.replay(served, sender, stream, first, asked, now)
         return not asked.until, effects
+
+    def read_on(self) -> tuple[Receive | None, list[Effect]]:
+        """Read predicates on; returns the request of a subscriber if all of its are read now."""
+        known = self._audience.filtered.known
+        found, effects = known.read_on(), known.await_reading()
+        if found is None:
+            return None, effects
+        reader, channel, asked = found
+        if isinstance(asked, UsageError):
+            self._audience.leave(reader, channel)
+            return None, effects + self._admission.refuse_predicates(reader, channel, asked)
+        return Receive(reader, asked), effects
 
     def on_pull(self, event: Receive, now: Millis) -> list[Effect]:
         """Send contents, or vote again for what predicates make of them."""

@@ -95,6 +95,7 @@ def _of_brokers(
         "held_up": len(channels) * len(clients),
         "gone": len(clients),
         "predicates": len(channels) * len(clients),
+        "being_read": len(channels) * len(clients),
         "accounts": len(clients),
         "groups": len(channels) * len(clients),
         "quiet": streams * len(clients),
