@@ -29,10 +29,11 @@ from quorumcast.cell.messages import Refuse, Subscribe, Vote
 from quorumcast.cell.serving import filtered_readers
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.filtered_readers import COVER_MS, COVERED
-from quorumcast.cell.subscribing.subscriber import REFRESH_MS, Subscriber
+from quorumcast.cell.subscribing.subscriber import REFRESH_MS, Refresh, Subscriber
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Millis, NodeId, Stream, total_order
 from quorumcast.core.machine import (
+    Connected,
     Disconnected,
     Drop,
     DropReason,
@@ -41,6 +42,7 @@ from quorumcast.core.machine import (
     Send,
     Suspect,
     Suspicion,
+    TimerFired,
 )
 from quorumcast.core.publication import decode_batch
 from quorumcast.faults.contract import Later
@@ -379,6 +381,21 @@ def test_predicates_go_by_the_columns_of_the_epoch() -> None:
     rows.network.carry_out(BOB, bob.adopt(following, keyring))
     asked = [s.message for s in rows.of(BOB, Send)[before:] if isinstance(s, Send)]
     assert any(isinstance(m, Subscribe) and m.where for m in asked)
+
+
+@pytest.mark.parametrize(
+    ("where", "asked"), [((), list(range(1, 21))), (CHEAP, [1, 2, 4, 8, 16])], ids=["all", "some"]
+)
+def test_request_without_an_answer_is_repeated_ever_more_rarely_if_it_has_predicates(
+    where: tuple[str, ...], asked: list[int]
+) -> None:
+    bob = Cell(limited("ab"), schema=COLUMNS).subscriber()
+    bob.handle(Connected(B1), Millis(0))
+    bob.handle(Join(ORDERS, where=where), Millis(0))
+    refreshed = TimerFired(Refresh(ORDERS))
+    told = [bob.handle(refreshed, Millis(REFRESH_MS * tick)) for tick in range(1, 21)]
+    sent = [[e for e in effects if isinstance(e, Send)] for effects in told]
+    assert [tick for tick, found in enumerate(sent, 1) if found] == asked
 
 
 @pytest.mark.parametrize(

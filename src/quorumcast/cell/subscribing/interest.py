@@ -274,6 +274,16 @@ class Interest:
         self._doubts += 1
         return self._maybe_begin()
 
+    @property
+    def is_repeated(self) -> bool:
+        """Whether it is time to ask brokers again that have not reported since it was made.
+
+        At each refresh; ever more rarely with predicates: they are long, and a broker that is busy
+        reading those of many subscribers should not get all of them again and again.
+        """
+        ticks = self._doubts
+        return not self.where or ticks & (ticks - 1) == 0 or ticks % QUIET_TICKS == 0
+
     def _relevant(self, stream: Stream) -> bool:
         return (
             stream.channel == self.channel

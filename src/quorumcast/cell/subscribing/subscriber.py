@@ -531,7 +531,7 @@ class Subscriber:
             return effects + [
                 Send((broker,), interest.subscribe_to(broker))
                 for broker in self._up
-                if broker not in interest.reports
+                if broker not in interest.reports and interest.is_repeated
             ]
         effects += interest.notice_silence(late_ms)
         for stream, acceptor in list(interest.acceptors.items()):
