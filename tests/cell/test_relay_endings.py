@@ -39,3 +39,33 @@ def test_life_that_comes_when_a_later_one_is_over_is_announced_as_lost(late: Rel
     cells.run(3000)
     assert leaf.got() == [b"1", b"2", b"3", b"4", b"5", b"6"]
     assert leaf.lost() == [(EARLY, 1, 3)]
+
+
+def test_end_of_a_life_that_all_cells_above_have_lost_is_announced_as_lost() -> None:
+    """The cell in the middle restarts, once the top has dropped the rest of a life for the next."""
+    cells = TreeNetwork(
+        CellPlan("top", Policy.named("ab", limits=FEW), n=4),
+        CellPlan("leaf", Policy.named("relay", limits=FEW), parent="top"),
+        CellPlan("below", Policy.named("relay", limits=FEW), parent="leaf"),
+    )
+    top, leaf, below = cells["top"], cells["leaf"], cells["below"]
+    top.publisher(incarnation=5)
+    below.subscribe()
+    cells.run(200)
+    top.publish(b"a", b"b")
+    cells.run(400)
+    assert below.got() == [b"a", b"b"]
+    for name in leaf.brokers:
+        cells.stop("leaf", name)
+    top.publish(b"c", b"d")
+    cells.run(400)
+    top.stop(NodeId("alice"))
+    top.publisher(incarnation=9)
+    cells.run(200)
+    top.publish(b"1", b"2", b"3", b"4")
+    cells.run(400)
+    for name in leaf.brokers:
+        cells.start("leaf", name, wiped=True)
+    cells.run(20_000)
+    assert below.got() == [b"a", b"b", b"1", b"2", b"3", b"4"]
+    assert below.lost() == [(EARLY, 3, 4)]

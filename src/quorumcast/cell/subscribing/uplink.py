@@ -133,7 +133,7 @@ class Uplink:
         for there in [there for there in self._probed if self._subscriber.joined(there)]:
             effects += self._on_end(there, self._subscriber.end(there), now)
         for there in [there for there in self._joining if self._subscriber.joined(there)]:
-            effects.append(self._on_joined(there))
+            effects += self._on_joined(there)
         return effects
 
     def sizes(self) -> dict[str, int]:
@@ -160,12 +160,16 @@ class Uplink:
         start = end - entry.policy.limits.retained_publications
         return self._join(Join(there, start=max(start, 0), where=_asked(entry)), now)
 
-    def _on_joined(self, there: Channel) -> Effect:
-        """Tell the broker where the parent's streams end."""
+    def _on_joined(self, there: Channel) -> list[Effect]:
+        """Tell the broker where the parent's streams end, and what it has dropped of new ones.
+
+        A life of which nothing is left may have readers below, who are told what they missed of it.
+        """
         del self._joining[there]
+        dropped = self._handed_on(self._subscriber.dropped(there))
         ends = self._subscriber.ends(there).items()
         here = tuple(Cursor(self._stream_here(stream), end) for stream, end in ends)
-        return ParentEnds(self._here[there], here)
+        return [*dropped, ParentEnds(self._here[there], here)]
 
     def _join(self, join: Join, now: Millis) -> list[Effect]:
         effects = self._subscriber.handle(Leave(join.channel), now)
