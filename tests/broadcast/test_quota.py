@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from tests.support.cells import digest
 
@@ -41,6 +43,47 @@ def test_quota_lets_go_of_the_longer_stream_of_one_life() -> None:
     for _ in range(9):
         urgent.extend([digest(b"!")], [b"!"])
     assert (len(usual), len(urgent)) == (2, 4)
+
+
+@pytest.mark.parametrize("urgent", [0, 1, 40])
+def test_quota_lets_go_of_runs_at_once_beside_another_stream_of_the_life(
+    urgent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A liar that names the other stream of a life had brokers do so one by one, for each run."""
+    quota = Quota(Limits(retained_publications=100))
+    usual, other = shelf(quota, 2, *[b"a"] * 100), shelf(quota, 3, *[b"!"] * urgent)
+    acts: list[int] = []
+    let_go = Ledger.let_go
+
+    def note(ledger: Ledger, count: int) -> None:
+        acts.append(count)
+        let_go(ledger, count)
+
+    monkeypatch.setattr(Ledger, "let_go", note)
+    usual.extend([digest(b"b")] * 50, [b"b"] * 50)
+    assert (len(usual), len(other), acts) == (100 - urgent, urgent, [50])
+
+
+class PlainQuota(Quota):
+    """Lets go of one publication after the other."""
+
+    def _surplus(self, ledger: Ledger) -> int:
+        return 1
+
+
+def test_quota_lets_go_of_the_same_whether_at_once_or_one_by_one() -> None:
+    draw = random.Random(4)
+    for _ in range(200):
+        limits = Limits(retained_publications=20, retained_bytes=draw.choice([60, 10_000]))
+        quotas = Quota(limits), PlainQuota(limits)
+        lives = (2, 3, 4, 8, 9)
+        twins = [[shelf(quota, life) for life in lives] for quota in quotas]
+        for _ in range(30):
+            at, bodies = draw.randrange(5), [bytes(draw.randrange(9))] * draw.choice([1, 3, 30])
+            for ledgers in twins:
+                ledgers[at].extend([digest(body) for body in bodies], bodies)
+            assert [*map(span, twins[0])] == [*map(span, twins[1])]
+            assert quotas[0].held_bytes == quotas[1].held_bytes
 
 
 def test_quota_counts_bytes_over_all_lives() -> None:

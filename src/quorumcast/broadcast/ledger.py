@@ -584,12 +584,15 @@ class Quota:
         """Drop the oldest publications, at most so many, until the rest may be retained."""
         least = self.publications - count
         while self.publications > least and self.is_overfull:
-            ledger = self._only
-            if ledger is None:
-                self._oldest().let_go(1)
-            else:
-                most = self.publications - max(self.most, least)
-                ledger.let_go(max(1, min(most, ledger.kept)))
+            ledger = self._oldest() if self._only is None else self._only
+            most = self.publications - max(self.most, least)
+            ledger.let_go(max(1, min(most, self._surplus(ledger))))
+
+    def _surplus(self, ledger: Ledger) -> int:
+        """How many more a ledger of the oldest life holds than the other stream of that life."""
+        life = self._lives[self._ages[0]]
+        others = [other.kept for other in life.values() if other is not ledger]
+        return ledger.kept - max(others, default=0)
 
     def _oldest(self) -> Ledger:
         # Each life is taken from the heap once for each time that it was put there: a scan over
