@@ -143,15 +143,14 @@ class Entries:
     def __init__(self, columns: Columns, filters: Sequence[Filter]) -> None:
         drafts = list(_drafts(filters))
         distinct: dict[Constraint, int] = {}
-        for _, conjunction in drafts:
-            for constraint in conjunction.constraints:
-                distinct.setdefault(constraint, len(distinct))
-        self.terms = Terms(columns, list(distinct))
-        share = [self.terms[number].share for number in range(len(self.terms))]
         chosen = [
-            sorted((distinct[one] for one in conjunction.constraints), key=share.__getitem__)
+            [distinct.setdefault(one, len(distinct)) for one in conjunction.constraints]
             for _, conjunction in drafts
         ]
+        self.terms = Terms(columns, list(distinct))
+        share = [self.terms[number].share for number in range(len(self.terms))]
+        for terms in chosen:
+            terms.sort(key=share.__getitem__)
         #: The key of each entry; None if it has no constraint.
         self.keys = [self.terms[terms[0]] if terms else None for terms in chosen]
         #: The filter of each entry.
