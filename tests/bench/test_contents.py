@@ -99,6 +99,10 @@ def test_checker_counts_what_is_lost_repeated_altered_and_irrelevant(
     right.take("node-1", rows(8))
     assert counts(right) == (5, 1, 0, 0, 0)
 
+    twice = check()
+    twice.take("node-1", rows(0, 0, 2))
+    assert counts(twice) == (2, 1, 0, 0, 0)
+
     wrong = check()
     wrong.take("node-1", rows(2, 4, 6))  # nobody asked for 4
     wrong.take("node-1", rows(0))  # too late

@@ -30,6 +30,7 @@ def test_replay_from_the_command_line_delivers_everything_once(
     assert report["disordered"] == 0
     assert (report["coverage"], report["coverage_of_injected"]) == (1.0, 1.0)
     assert {use["role"] for use in report["process_use"].values()} == {"broker", "clients"}
+    assert report["processor_us"].keys() == {"broker", "clients"}
     assert report["topics"]["cats"] == {
         "published": 15, "subscribers": 2, "expected": 30, "delivered": 30,
     }  # fmt: skip

@@ -185,8 +185,9 @@ class ReplayFigures(msgspec.Struct, kw_only=True):
     #: Suspicions of correct nodes, by reason.
     correct_suspected: dict[str, int]
     evidence: int
-    #: Processor time and memory of each process.
+    #: Processor time and memory of each process; and microseconds per event, by role.
     process_use: dict[str, ProcessUse]
+    processor_us: dict[str, float]
     #: Why something is missing, in sentences; empty if nothing is.
     lacking: str = ""
 
@@ -253,7 +254,14 @@ class Replayed(msgspec.Struct, Generic[R]):
             "suspicions": suspicions,
             "correct_suspected": suspicions_of_correct(suspicions, self.faulty),
             "process_use": self.process_use,
+            "processor_us": self._processor_us(published),
         }
+
+    def _processor_us(self, published: int) -> dict[str, float]:
+        seconds: dict[str, float] = {}
+        for use in self.process_use.values():
+            seconds[use.role] = seconds.get(use.role, 0.0) + use.cpu_s
+        return {role: round(1e6 * used / max(1, published), 1) for role, used in seconds.items()}
 
 
 def explain(

@@ -142,6 +142,9 @@ def _contents_table(report: ContentReport) -> Table:
         "lost, duplicated, altered, irrelevant": f"{report.lost}, {report.duplicated}, "
         f"{report.altered}, {report.irrelevant}; disordered {report.disordered}",
         "latency": f"median {latency.p50} ms, 99 % {latency.p99} ms",
+        "processor time per event": ", ".join(
+            f"{role} {used} µs" for role, used in report.processor_us.items()
+        ),
         f"{saved.where} ({saved.rows_share:.1%} of the rows)": f"{saved.bytes:,} bytes, beside "
         f"{saved.bytes_of_everything:,} without a predicate",
     }
