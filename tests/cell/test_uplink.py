@@ -15,7 +15,6 @@ from quorumcast.broadcast.messages import Cursor
 from quorumcast.broadcast.relayed import Attach, Follow, ParentEnds, Relayed, RelayedGap
 from quorumcast.cell.messages import Position, Positions, Subscribe, Unsubscribe
 from quorumcast.cell.subscribing.uplink import RUN_BYTES, Uplink
-from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, Stream, total_order
 from quorumcast.core.labels import label
 from quorumcast.core.limits import MAX_RUN, Limits
@@ -291,8 +290,11 @@ def test_channel_that_no_longer_fits_the_parent_holds_up_no_other() -> None:
     assert made.joined(COPIES)
 
 
-def test_parent_without_the_channel_is_refused() -> None:
+def test_channel_that_the_parent_lacks_at_first_is_refused_until_it_is_there() -> None:
     parent, child = manifests()
     empty = msgspec.structs.replace(parent, channels=())
-    with pytest.raises(UsageError, match="which cell 'top' does not have"):
-        Uplink(child, empty, empty.keyring(identity_in("top", NodeId("leaf-b1"))))
+    made = Uplink(child, empty, empty.keyring(identity_in("top", NodeId("leaf-b1"))))
+    (refused,) = made.handle(Connected(B1), T0)
+    assert isinstance(refused, Refused)
+    assert "which cell 'top' does not have" in refused.reason
+    assert adopt(made, parent, *parent.channels) == [Attach(COPIES)]

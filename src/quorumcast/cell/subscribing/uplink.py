@@ -16,7 +16,7 @@ A channel may carry on only some rows (`ChannelOrigin.where`). Then the uplink a
 those, and hands on results: at each number nothing, a cut or the whole publication. All brokers of
 the child ask for the same, so they hold and vouch for the same.
 
-A channel may not fit a later epoch of the parent: it is gone, or has another kind of policy, other
+A channel may not fit an epoch of the parent: it is gone, or has another kind of policy, other
 columns or fewer rows. The uplink leaves it and says so (`Refused`). Once an epoch fits again, it
 asks where to go on (`Attach`).
 
@@ -74,24 +74,27 @@ class Uplink:
         self._attached = False
         #: Channels of the parent that were joined to learn where their order ends.
         self._probed: dict[Channel, None] = {}
-        #: Channels of the child that do not fit the parent's epoch, and are not joined.
-        self._misfits: dict[Channel, None] = {}
         #: Channels of the parent that were joined, of which the broker was not told the ends yet.
         self._joining: dict[Channel, None] = {}
         entries = child.parents.get(self.parent, ())
-        for entry in entries:
-            self._check(entry)
         #: Channels of the child that come from the parent, their names there, and the reverse.
         self._entries = {entry.name: entry for entry in entries}
         self._there = {entry.name: entry.origin.channel for entry in entries if entry.origin}
         self._here = {there: here for here, there in self._there.items()}
+        #: Channels of the child that do not fit the parent's epoch and are not joined, and why.
+        self._misfits = self._find_misfits()
 
-    def _check(self, entry: ChannelEntry) -> None:
-        """Raise `UsageError` if a channel of the child does not fit the parent's epoch."""
-        check_origin(self._child, entry, self._manifest)
-        above = self._manifest.channel(entry.origin.channel) if entry.origin else None
-        if above is not None:
-            check_carried(entry, above)
+    def _find_misfits(self) -> dict[Channel, str]:
+        misfits: dict[Channel, str] = {}
+        for name, entry in self._entries.items():
+            try:
+                check_origin(self._child, entry, self._manifest)
+                above = self._manifest.channel(self._there[name])
+                if above is not None:
+                    check_carried(entry, above)
+            except UsageError as error:
+                misfits[name] = str(error)
+        return misfits
 
     @property
     def parent(self) -> CellKey:
@@ -106,14 +109,10 @@ class Uplink:
     def adopt(self, manifest: Manifest, keyring: Keyring) -> list[Effect]:
         """Go on in a new epoch of the parent, with the channels that fit it."""
         self._manifest = manifest
-        before, self._misfits = self._misfits, {}
+        before, self._misfits = self._misfits, self._find_misfits()
         effects: list[Effect] = []
-        for name, entry in self._entries.items():
-            try:
-                self._check(entry)
-            except UsageError as error:
-                self._misfits[name] = None
-                effects += [*self._leave(name), Refused(name, str(error))]
+        for name, reason in self._misfits.items():
+            effects += [*self._leave(name), Refused(name, reason)]
         effects += self._handed_on(self._subscriber.adopt(manifest, keyring))
         return effects + [Attach(name) for name in before if name not in self._misfits]
 
@@ -129,7 +128,8 @@ class Uplink:
         effects = self._handed_on(self._subscriber.handle(event, now))
         if isinstance(event, Connected) and not self._attached:
             self._attached = True
-            effects += map(Attach, self._there)
+            effects += [Refused(name, reason) for name, reason in self._misfits.items()]
+            effects += [Attach(name) for name in self._there if name not in self._misfits]
         for there in [there for there in self._probed if self._subscriber.joined(there)]:
             effects += self._on_end(there, self._subscriber.end(there), now)
         for there in [there for there in self._joining if self._subscriber.joined(there)]:
