@@ -2,7 +2,7 @@
 
 A root of four brokers, a child of three and a grandchild of three; the publisher is a client of the
 root, the readers are clients of the grandchild. Brokers of all cells are killed, and the child as a
-whole is stopped for 20 s, and killed.
+whole is stopped for 20 s, and killed. A third reader joins the child while it comes back.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Reader:
 
 
 class Walk:
-    """One run: a publisher, two readers, and failures."""
+    """One run: a publisher, readers, and failures."""
 
     def __init__(self, tree: LocalTree) -> None:
         self.tree = tree
@@ -93,32 +93,42 @@ class Walk:
         #: What the changing reader asked for, in order.
         self.asked: list[Asked] = []
         self.ending = False
+        #: The plain reader, the changing one, and the one that joins late, with their tasks.
+        self.readers: list[Reader] = []
+        self._reading: list[asyncio.Task[None]] = []
+        #: The last publication when the child was killed, long before the late reader joined.
+        self.past = 0
         #: Whether the changing reader has asked for everything in the end.
         self.wants_all = False
 
-    async def run(self) -> tuple[Reader, Reader]:
+    async def run(self) -> None:
         leaf = self.tree["cell-1-1"]
         async with (
             await connect(self.tree["root"], "alice") as alice,
             await connect(leaf, "bob") as bob,
             await connect(leaf, "carol") as carol,
+            await connect(self.tree["cell-1"], "dave") as dave,
         ):
-            plain, choosy = Reader(bob.subscribe("trades")), Reader(carol.subscribe("trades"))
             self.asked.append(Asked(None, 0, 0))
-            readers = (plain, choosy)
-            for reader in readers:
-                await reader.inbox.wait_joined()
+            for node in (bob, carol):
+                await self._begin(node).inbox.wait_joined()
             async with asyncio.TaskGroup() as group:
-                reading = [group.create_task(reader.read()) for reader in readers]
-                changing = group.create_task(self._change(choosy))
+                changing = group.create_task(self._change(self.readers[1]))
                 publishing = group.create_task(self._publish(alice))
-                await self._fail()
+                await self._fail(dave)
                 self.ending = True
                 await asyncio.gather(changing, publishing)
-                await asyncio.wait_for(until(lambda: all(map(self._is_done, readers))), SETTLE_S)
-                for task in reading:
-                    task.cancel()
-        return plain, choosy
+                await asyncio.wait_for(
+                    until(lambda: all(map(self._is_done, self.readers))), SETTLE_S
+                )
+            for task in self._reading:
+                task.cancel()
+
+    def _begin(self, node: quorumcast.Node) -> Reader:
+        reader = Reader(node.subscribe("trades"))
+        self.readers.append(reader)
+        self._reading.append(asyncio.create_task(reader.read()))
+        return reader
 
     def _is_done(self, reader: Reader) -> bool:
         return reader.last >= len(self.sent)
@@ -158,7 +168,7 @@ class Walk:
 
     # -------------------------------------------------------------- failures
 
-    async def _fail(self) -> None:
+    async def _fail(self, late: quorumcast.Node) -> None:
         cells = list(self.tree.cells.values())
         child = self.tree["cell-1"]
         await asyncio.sleep(2 * CHANGE_S)
@@ -169,17 +179,22 @@ class Walk:
         for broker in child.brokers:
             child.resume(broker)
         await self._kill_and_restart(cells, "broker-2")
-        await self._kill_and_restart([child], *child.brokers, away_s=AWAY_S)
+        self.past = len(self.sent)
+        for broker in child.brokers:
+            child.kill(broker)
+        await asyncio.sleep(AWAY_S)
+        self._begin(late)  # it asks the brokers as soon as they are back
+        await self._restart([child], *child.brokers)
         await self._kill_and_restart(cells, "broker-3")
 
-    async def _kill_and_restart(
-        self, cells: list[LocalCluster], *brokers: str, away_s: float = KILLED_S
-    ) -> None:
-        """Kill brokers of all these cells, start them again, and wait until they have caught up."""
+    async def _kill_and_restart(self, cells: list[LocalCluster], broker: str) -> None:
         for cell in cells:
-            for broker in brokers:
-                cell.kill(broker)
-        await asyncio.sleep(away_s)
+            cell.kill(broker)
+        await asyncio.sleep(KILLED_S)
+        await self._restart(cells, broker)
+
+    async def _restart(self, cells: list[LocalCluster], *brokers: str) -> None:
+        """Start brokers of all these cells again, and wait until they have caught up."""
         for cell in cells:
             for broker in brokers:
                 await asyncio.to_thread(cell.start_broker, broker)
@@ -197,9 +212,8 @@ def rows_of(batch: Batch) -> list[Row]:
     return found
 
 
-def judge_plain(sent: list[list[Row]], got: Sequence[Batch | Gap]) -> None:
+def judge_plain(sent: list[list[Row]], got: Sequence[Batch | Gap], expected: int = 1) -> None:
     """Everything came once, in order, as it was published, or was said to be missing."""
-    expected = 1
     for item in got:
         if isinstance(item, Gap):
             assert item.first == expected <= item.upto
@@ -325,8 +339,13 @@ def test_tree_loses_nothing_while_brokers_and_a_whole_child_fail(policy: str) ->
     entry = ChannelEntry(Channel("trades"), Policy.named(policy), schema=COLUMNS)
     with LocalTree(shape=SHAPE, channels={"trades": entry}) as tree:
         walk = Walk(tree)
-        plain, choosy = run(walk.run(), timeout_s=280)
+        run(walk.run(), timeout_s=280)
+    plain, choosy, late = walk.readers
     judge_plain(walk.sent, plain.got)
     judge_choosy(walk.sent, walk.asked, choosy.got)
     # Every cell retains more than was published meanwhile.
-    assert plain.gaps() == choosy.gaps() == []
+    assert plain.gaps() == choosy.gaps() == late.gaps() == []
+    begins = late.got[0]
+    assert isinstance(begins, Batch)
+    assert begins.number > walk.past
+    judge_plain(walk.sent, late.got, begins.number)
