@@ -5,7 +5,15 @@ from collections.abc import Callable
 import pytest
 from tests.support.rows import COLUMNS, NONSENSE, SCHEMA, rows_body, wanted
 
-from quorumcast.broadcast.application import Deliver, DeliverGap, Join, Passed, Select, Submit
+from quorumcast.broadcast.application import (
+    Deliver,
+    DeliverGap,
+    Join,
+    Leave,
+    Passed,
+    Select,
+    Submit,
+)
 from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.messages import Vote
 from quorumcast.core.cuts import publication_of
@@ -117,6 +125,20 @@ def test_filtering_honest_run_is_silent_and_comes_to_its_end(policy: str) -> Non
     rows.takes(4)
     assert rows.broken == []
     assert (Coverage().pending(rows.facts), Validity().pending(rows.facts)) == (None, None)
+
+
+@pytest.mark.parametrize(("start", "owed"), [(None, False), (0, True), (3, True)])
+def test_coverage_of_an_order_that_ended_before_a_reader_began_is_of_the_past(
+    start: int | None, owed: bool
+) -> None:
+    rows = Rows("total")
+    rows.facts.ordered = lambda order: 4
+    rows.event(SUB, Leave(ORDERS))
+    rows.event(SUB, Join(ORDERS, start=start, where=CHEAP))
+    rows.facts.begun(SUB, ORDERS, Millis(30))
+    assert (Coverage().pending(rows.facts) is not None) == owed
+    rows.facts.ordered = lambda order: 5
+    assert Coverage().pending(rows.facts) is not None
 
 
 def test_completeness_number_passed_of_which_rows_match_is_reported() -> None:

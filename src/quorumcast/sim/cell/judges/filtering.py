@@ -202,6 +202,8 @@ class Coverage:
             if entry.policy.total:
                 order = total_order(reader.channel)
                 last = {order: facts.ordered(order)}
+                if reader.start is None and last[order] <= reader.ordered:
+                    continue  # it began behind all of it
             else:
                 last = self._due(facts, reader)
             for stream, upto in last.items():
