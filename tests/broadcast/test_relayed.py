@@ -158,6 +158,8 @@ def test_others_bring_what_lies_in_the_last_hole_and_before_the_ledger() -> None
     assert not made.recover(1, *run_of_bodies(1, 2))
     assert made.recover(11, *run_of_bodies(11, 12))
     assert made.ledger.next == 12
+    assert not made.recover(14, *run_of_bodies(14, 15))  # not next: 12 would get its contents
+    assert made.ledger.next == 12
 
 
 def run_of_bodies(first: int, stop: int) -> tuple[list[Digest], tuple[bytes, ...]]:

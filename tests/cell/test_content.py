@@ -341,6 +341,21 @@ def test_groups_for_which_there_is_no_time_get_their_rows_by_asking_again(
     assert rows.prices(BOB) == WANTED
 
 
+def test_numbers_for_which_there_was_no_time_are_not_covered_by_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    rows.publish((20,))
+    with monkeypatch.context() as patch:
+        patch.setattr(filtered_readers, "RUN_US", -1)
+        rows.publish((5, 20, 30))
+    rows.publish((30,))
+    rows.network.run(COVER_MS + 10 * REFRESH_MS)
+    assert rows.prices(BOB) == [(2, [5])]
+    assert not rows.of(BOB, Suspect)
+
+
 def test_lost_votes_come_again() -> None:
     rows = Rows("ab")
     rows.join(BOB, *CHEAP)

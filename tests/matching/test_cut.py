@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorumcast.core.cuts import digest_of_cut, head_of, looks_cut, publication_of
+from quorumcast.core.cuts import digest_of_cut, head_of, is_result, looks_cut, publication_of
 from quorumcast.core.envelope import write_envelope
-from quorumcast.core.ids import Channel, NodeId, Stream
+from quorumcast.core.ids import NOTHING, Channel, NodeId, Stream
 from quorumcast.core.labels import label
 from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import PAYLOAD, batch_of_payloads, encode_batch
@@ -363,6 +363,11 @@ def test_publication_with_a_buffer_that_ends_inside_a_number_is_cut(size: int) -
 def test_cut_of_another_publication_is_not_opened() -> None:
     wire = cut_of(opened(ints(30), INTS), places(1, 2)).encode()
     assert open_body(INTS, digest_of(wire), wire) is None
+
+
+def test_nothing_has_no_contents() -> None:
+    assert is_result(b"", NOTHING)
+    assert not is_result(b"x", NOTHING)
 
 
 def test_columns_that_are_not_flat_go_whole() -> None:

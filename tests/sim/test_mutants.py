@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quorumcast.core.errors import UsageError
-from quorumcast.manifest.policy import POLICY_NAMES
+from quorumcast.manifest.policy import POLICY_NAMES, RELAYED_NAMES
 from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
 from quorumcast.sim.mutants.mistakes import (
     Mistake,
@@ -34,7 +34,7 @@ test_files.__test__ = False  # type: ignore[attr-defined]
 
 CATALOGUE = read_catalogue()
 TESTS = Path(__file__).parents[1]
-ROOMS = ("core", "crypto", "broadcast", "ordering", "cell", "named", "manifest")
+ROOMS = ("core", "crypto", "broadcast", "ordering", "cell", "named", "manifest", "matching")
 SOURCE = """def low(x):
     if x < 1:
         return 0
@@ -60,7 +60,8 @@ def test_mistakes_of_the_catalogue_fit_the_code_and_compile(file: str) -> None:
     for entry in mistakes:
         compile(entry.source(), entry.file, "exec")
         assert f"__mistake_met__('{entry.id}')" in probes
-        assert chosen_policies(entry.policies, POLICY_NAMES), f"no policy reaches {entry.id}"
+        policies = chosen_policies(entry.policies, POLICY_NAMES, RELAYED_NAMES)
+        assert policies, f"no policy reaches {entry.id}"
         assert entry.find != entry.replace
         assert not (entry.equivalent and entry.missed)
 
@@ -115,6 +116,12 @@ def test_probe_tells_a_difference_where_looking_twice_changes_nothing() -> None:
 def test_probe_elsewhere_tells_that_the_statement_is_reached(find: str, replace: str) -> None:
     source = ast.unparse(probed(SOURCE, [mistake(within="high", find=find, replace=replace)]))
     assert source.endswith("        return 1\n    __mistake_met__('m')\n    return x")
+
+
+def test_policies_of_trees_are_chosen_by_patterns_of_their_own() -> None:
+    names = (POLICY_NAMES, RELAYED_NAMES)
+    assert chosen_policies(["*"], *names) == POLICY_NAMES
+    assert chosen_policies(["ab", "relay*"], *names) == ("ab", "relay", "relay-total")
 
 
 def hunted(*only: str, seeds: int) -> MutantReport:

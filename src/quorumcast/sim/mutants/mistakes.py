@@ -130,6 +130,17 @@ def _definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, _Defini
             yield from _definitions(node, f"{prefix}{node.name}.")
 
 
-def chosen_policies(patterns: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """The names that match a pattern, in their usual order."""
-    return tuple(n for n in names if any(fnmatchcase(n, pattern) for pattern in patterns))
+def chosen_policies(
+    patterns: Sequence[str], names: Sequence[str], trees: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The names that match a pattern, in their usual order.
+
+    Those of `trees`, whose scenarios take far longer, only if a pattern is not for all names.
+    """
+    narrow = [pattern for pattern in patterns if pattern != "*"]
+    return tuple(
+        name
+        for some, chosen in ((names, patterns), (trees, narrow))
+        for name in some
+        if any(fnmatchcase(name, pattern) for pattern in chosen)
+    )

@@ -25,7 +25,7 @@ from typing import TypeVar
 import msgspec
 
 from quorumcast.core.errors import UsageError
-from quorumcast.manifest.policy import POLICY_NAMES
+from quorumcast.manifest.policy import POLICY_NAMES, RELAYED_NAMES
 from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
 from quorumcast.sim.mutants.mistakes import PACKAGE, Mistake, chosen_policies, read_catalogue
 from quorumcast.sim.mutants.worker import Answer, Caught, Drawn, MutantTask
@@ -158,7 +158,9 @@ class MutantReport(msgspec.Struct, kw_only=True):
 def entries(rooms: Sequence[str] = (), only: Sequence[str] = ()) -> list[MutantEntry]:
     """The entries of these rooms and ids; all entries if neither is given."""
     found = [
-        MutantEntry(m.id, m.room, m.why, chosen_policies(m.policies, POLICY_NAMES), m)
+        MutantEntry(
+            m.id, m.room, m.why, chosen_policies(m.policies, POLICY_NAMES, RELAYED_NAMES), m
+        )
         for m in read_catalogue()
     ]
     found += [
