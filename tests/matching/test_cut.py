@@ -21,6 +21,7 @@ from quorumcast.crypto.digest import hasher
 from quorumcast.manifest.schema import ARROW_TYPES
 from quorumcast.matching import cut as cutting
 from quorumcast.matching.cut import OpenedBody, RowCut, Rows, cut_out, decode_cut, open_body
+from quorumcast.matching.normal_form import NormalRows
 
 ENVELOPE = write_envelope(1_700_000_000_000_000)
 ALL = pa.schema([pa.field(f"c{index}", kind) for index, kind in enumerate(ARROW_TYPES.values())])
@@ -410,3 +411,17 @@ def test_every_single_wrong_byte_is_noticed(schema: pa.Schema) -> None:
         wrong = body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
         found = decode_cut(wrong, schema)
         assert found is None or found.encode() == wrong
+
+
+def test_what_is_null_has_no_bytes_in_the_normal_form() -> None:
+    ends = pa.py_buffer(np.array([0, 1, 3, 4], np.int32).tobytes())
+    # The second of three is null, and has two bytes all the same.
+    odd = pa.Array.from_buffers(
+        pa.string(), 3, [pa.py_buffer(b"\x05"), ends, pa.py_buffer(b"axxb")]
+    )
+    written = [
+        NormalRows(pa.RecordBatch.from_arrays([column], ["name"])).written(0, 3)
+        for column in (odd, pa.array(["a", None, "b"]))
+    ]
+    assert odd.to_pylist() == ["a", None, "b"]
+    assert written[0] == written[1]
