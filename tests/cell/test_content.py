@@ -356,6 +356,19 @@ def test_numbers_for_which_there_was_no_time_are_not_covered_by_later_ones(
     assert not rows.of(BOB, Suspect)
 
 
+def test_brokers_forget_what_a_subscriber_asked_for_before() -> None:
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    for price in range(5):
+        rows.network.happen(BOB, Select(ORDERS, (f"price > {price}",)))
+        rows.network.run(20)
+    for name in rows.cell.manifest.broker_ids:
+        broker = rows.network.machines[name]
+        assert isinstance(broker, Broker)
+        work = broker.predicate_work()[ORDERS]
+        assert (work.predicates, work.subscribers) == (1, 1)
+
+
 def test_lost_votes_come_again() -> None:
     rows = Rows("ab")
     rows.join(BOB, *CHEAP)
