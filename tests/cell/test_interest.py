@@ -640,6 +640,71 @@ def test_interest_relayed_does_not_give_up_what_is_voted_on_in_time() -> None:
     assert wait_for_b3(made, PATIENT_TICKS - 2, answers=True) == []
 
 
+def chain_interest(*holders: NodeId) -> Interest:
+    """A chain, whose pool is the whole cell, and brokers that vote on what comes next."""
+    made = interest(Policy.named("chain"))
+    for broker in (B1, B2, B3):
+        say(made, broker, 5)
+    for broker in holders:
+        made.acceptors[STREAM].vote(broker, 5, digests(b"p5"), (b"p5",), (B1, B4, B3))
+    return made
+
+
+def wait_on_chain(made: Interest, refreshes: int, bases: dict[NodeId, int]) -> list[object]:
+    """Brokers answer every refresh, and hold what follows on these numbers."""
+    news: list[object] = []
+    for _ in range(refreshes):
+        made.note_progress()
+        made.asked_again()
+        for broker, base in bases.items():
+            news += say(made, broker, 40 if base > 1 else 1, base=base)[1]
+    return news
+
+
+def test_interest_on_a_chain_gives_up_what_too_few_vote_for_and_no_chain_brings_again() -> None:
+    """The broker beside the chain may hold it for all that one knows, and never will."""
+    made = chain_interest(B3)
+    bases = {B1: 20, B2: 20, B3: 5, B4: 1}
+    assert wait_on_chain(made, PATIENT_TICKS - 1, bases) == []
+    assert wait_on_chain(made, 2, bases) == [DeliverGap(STREAM, 5, 19)]
+    assert made.acceptors[STREAM].next == 20
+
+
+def test_interest_on_a_chain_gives_up_what_two_hold_by_different_chains() -> None:
+    made = chain_interest(B3)
+    made.acceptors[STREAM].vote(B4, 5, digests(b"p5"), (), (B1, B3, B2))
+    bases = {B1: 20, B2: 20, B3: 5, B4: 5}
+    assert wait_on_chain(made, PATIENT_TICKS - 1, bases) == []
+    assert wait_on_chain(made, 2, bases) == [DeliverGap(STREAM, 5, 19)]
+
+
+def test_interest_on_a_chain_waits_for_a_silent_broker_whose_vote_would_be_enough() -> None:
+    made = chain_interest(B3)
+    assert wait_on_chain(made, 3 * PATIENT_TICKS, {B1: 20, B2: 20, B3: 5}) == []
+
+
+def test_interest_on_a_chain_liar_cannot_announce_a_gap_while_a_run_is_on_its_way() -> None:
+    made = chain_interest(B1)
+    assert wait_on_chain(made, 3 * PATIENT_TICKS, {B1: 5, B2: 2**61, B3: 1, B4: 1}) == []
+
+
+def test_interest_on_a_chain_does_not_give_up_what_is_decided() -> None:
+    made = chain_interest(B3, B4)
+    assert wait_on_chain(made, 3 * PATIENT_TICKS, {B1: 20, B2: 20, B3: 5, B4: 5}) == []
+
+
+def test_interest_on_a_chain_waits_anew_after_progress() -> None:
+    made = chain_interest(B3)
+    bases = {B1: 20, B2: 20, B3: 5, B4: 5}
+    assert wait_on_chain(made, PATIENT_TICKS, bases) == []
+    made.note_progress()
+    acceptor = made.acceptors[STREAM]
+    acceptor.vote(B4, 5, digests(b"p5"), (), (B1, B4, B3))
+    assert [type(effect) for effect in acceptor.deliver()] == [Deliver]
+    assert say(made, B4, 40, base=5)[1] == []
+    assert wait_on_chain(made, PATIENT_TICKS - 1, bases) == []
+
+
 def test_interest_liar_cannot_announce_a_gap_while_a_correct_broker_is_away() -> None:
     made = following()
     for _ in range(3 * PATIENT_TICKS):

@@ -486,8 +486,11 @@ class Interest:
             acceptor = self.acceptors.get(stream)
             if acceptor is None:
                 continue
-            waits = self._waits.get(stream, {})
-            given_up = [broker for broker, ticks in waits.items() if ticks >= PATIENT_TICKS]
+            given_up = [
+                broker
+                for broker in self._waits.get(stream, ())
+                if self._waited(acceptor, broker) >= PATIENT_TICKS
+            ]
             # No further than a correct broker has reached: nobody holds more of an ended stream.
             first = min(
                 self.reports.oldest(stream, acceptor.next, without=given_up),
@@ -528,7 +531,8 @@ class Interest:
         moved = any(a.next != self.seen.get(s) for s, a in self.acceptors.items())
         if self.finished:
             return False
-        if self.entry.policy.crash_only or self.entry.policy.relayed:
+        policy = self.entry.policy
+        if policy.crash_only or policy.relayed or not policy.live:
             # Counted for each broker apart, and also while another may still fetch the number:
             # else the two waits would follow one after the other.
             self._waits = {
@@ -556,7 +560,24 @@ class Interest:
         stream, number = acceptor.stream, acceptor.next
         held = self.reports.may_hold(stream, number)
         silent = [broker for broker in held if not acceptor.voted(broker, number)]
+        if not self.entry.policy.live:
+            return self._awaited_on_chain(acceptor, held, silent)
         return held if not silent and acceptor.undecided(number + 1) else silent
+
+    def _awaited_on_chain(
+        self, acceptor: Acceptor, held: list[NodeId], silent: list[NodeId]
+    ) -> list[NodeId]:
+        """The same for a chain without histories, if f+1 brokers no longer hold the number.
+
+        Each chain has one of them in it, so none brings the number to others any more: who answers
+        has voted or never will. With one that does not answer, those that have voted may be enough.
+        """
+        lacking = len(self.reports.voters) - len(held)
+        if lacking < self._view.quorums.one_correct or not acceptor.undecided(acceptor.next + 1):
+            return []
+        if all(map(self.reports.is_fresh, held)):
+            return held
+        return [broker for broker in silent if self.reports.is_fresh(broker)]
 
     def _waited(self, acceptor: Acceptor, broker: NodeId) -> int:
         """For how many refreshes a broker has given no sign; one that answers, of this number."""

@@ -84,7 +84,7 @@ class Reports:
         return 1 if self._policy.crash_only else self._view.quorums.one_correct
 
     @property
-    def _voters(self) -> tuple[NodeId, ...]:
+    def voters(self) -> tuple[NodeId, ...]:
         """The brokers whose votes make a subscriber accept: on a bare chain those of the pool."""
         brokers = self._view.brokers
         return brokers if self._policy.live else brokers[: self._view.quorums.chain_pool]
@@ -176,7 +176,7 @@ class Reports:
 
     def _possible(self, stream: Stream) -> int:
         """The number from which on enough brokers hold it, if all do that have not named it."""
-        voters = self._voters
+        voters = self.voters
         bases = [position.base for position in self._of(stream, voters)]
         needed = self.needed(stream.lane) - len(voters) + len(bases)
         return _rank(bases, needed) if needed > 0 else 1
@@ -187,7 +187,7 @@ class Reports:
         A broker that has not named the stream may be about to receive it. If it did not count, one
         liar could hide a stream that has just begun.
         """
-        voters = self._voters
+        voters = self.voters
         oldest = [position.oldest or position.base for position in self._of(stream, voters)]
         unaware = sum(broker in voters for broker in self._held) - len(oldest)
         return _rank(oldest, self.needed(stream.lane) - unaware)
@@ -204,13 +204,13 @@ class Reports:
         )
 
     def may_hold(self, stream: Stream, wanted: int) -> list[NodeId]:
-        """Brokers that have not said lately that they lack the wanted number of a stream."""
+        """Voters that have not said lately that they lack the wanted number of a stream."""
         lacking = [
             broker
             for broker, held in self._held.items()
             if self.is_fresh(broker) and stream in held and _begins(held[stream], wanted) > wanted
         ]
-        return [broker for broker in self._view.brokers if broker not in lacking]
+        return [broker for broker in self.voters if broker not in lacking]
 
     def oldest(self, stream: Stream, wanted: int = 0, *, without: Collection[NodeId] = ()) -> int:
         """The first number that enough brokers may still hold for it to be accepted.
@@ -221,7 +221,7 @@ class Reports:
         # A broker that has not named the stream may hold all of it.
         bases = [
             _begins(held[stream], wanted) if held is not None and stream in held else 0
-            for broker in self._voters
+            for broker in self.voters
             for held in (self._held.get(broker),)
             if broker not in without
         ]
