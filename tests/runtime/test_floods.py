@@ -9,6 +9,7 @@ import pytest
 from tests.runtime.world import alice_and_bob, run
 
 from quorumcast.bench.flooder import KINDS, FloodLink, FloodMessages, flood
+from quorumcast.bench.plan import BenchPlan
 from quorumcast.cli.cell.checks import Finding
 from quorumcast.cli.cell.live_checks import check_brokers
 from quorumcast.core.ids import Channel, NodeId
@@ -77,7 +78,8 @@ def test_flood_of_one_client_others_go_on_and_it_is_disconnected_with_a_reason(
                 assert number
         check(cluster)
 
-    with LocalCluster(channels={"events": "ab+history", "orders": "total"}) as cluster:
+    channels = {**BenchPlan(flooders=1).cell_channels(), "events": "ab+history", "orders": "total"}
+    with LocalCluster(channels=channels) as cluster:
         cluster.wait_for_links()
         run(main(cluster))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from quorumcast.bench.counters import BenchCounters, Signal
-from quorumcast.bench.plan import BenchPlan, WorkerResult
+from quorumcast.bench.plan import FLOOD_COLUMN, FLOOD_ROWS, BenchPlan, WorkerResult
 from quorumcast.bench.worker import exit_with_parent
 from quorumcast.broadcast.messages import Cursor, Open, Pull
 from quorumcast.cell.messages import CELL_FAMILY, Attest, Positions, Subscribe
@@ -47,6 +47,7 @@ class FloodMessages:
     def __init__(self, me: NodeId, channel: Channel, hash_: Hasher, positions: Positions) -> None:
         self._me = me
         self._channel = channel
+        self._rows = Channel(FLOOD_ROWS)
         self._hash = hash_
         held = [p for p in positions.positions if p.next > p.base]
         #: A stream of which brokers retain publications.
@@ -79,8 +80,13 @@ class FloodMessages:
             body = label(stream, 1) + b"flood"
             yield encode_parcel(Offer(stream, 1, self._hash(body), bytes(64)), (body,))
 
+    def predicates(self) -> Iterator[Parcel]:
+        """Other rows with each message."""
+        wanted = (f"{FLOOD_COLUMN} < {n}" for n in count())
+        return (encode_parcel(Subscribe(self._rows, (), True, where=(text,))) for text in wanted)
+
     def mix(self) -> Iterator[Parcel]:
-        """All but offers in turn."""
+        """Requests about retained publications and new streams in turn."""
         kinds = [self.pull(), self.attest(), self.subscribe(), self.open()]
         return (next(kind) for kind in cycle(kinds))
 
@@ -96,6 +102,7 @@ KINDS: dict[str, Callable[[FloodMessages], Iterator[Parcel]]] = {
     "subscribe": FloodMessages.subscribe,
     "open": FloodMessages.open,
     "offer": FloodMessages.offer,
+    "predicates": FloodMessages.predicates,
     "mix": FloodMessages.mix,
 }
 

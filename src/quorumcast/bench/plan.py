@@ -17,13 +17,14 @@ import msgspec
 from quorumcast.bench.events import check_size
 from quorumcast.cell.subscribing.fetching import first_source
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.quorum import largest_f
 from quorumcast.crypto.digest import REPRODUCTION_HASHERS, hasher
 from quorumcast.crypto.mac import REPRODUCTION_MACS, mac_factory
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
+from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy, like_of
 from quorumcast.manifest.trees import full_tree
 from quorumcast.runtime.digests import choose_digest
@@ -42,6 +43,9 @@ WITH_SKIPPING = ("drop", "alter")
 SKIP = "skip-broker"
 #: Targets of faults that would otherwise draw one: what costs a subscriber most.
 FAULT_TARGETS = {"drop-kind": ("Vote",), "censor-node": ("subscriber-1",)}
+
+#: Where there are flooders: a channel with a column, for floods of predicates.
+FLOOD_ROWS, FLOOD_COLUMN = "rows", "price"
 
 #: Default window: publications that a publisher has posted and not all subscribers accepted.
 WINDOW = 512
@@ -259,6 +263,19 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     def channel_name(self, index: int) -> str:
         """The name of a channel."""
         return f"bench-{index + 1}"
+
+    def cell_channels(self) -> dict[str, Policy | ChannelEntry]:
+        """All channels of the cell."""
+        policy = self.channel_policy()
+        found: dict[str, Policy | ChannelEntry] = {
+            self.channel_name(i): policy for i in range(self.channels)
+        }
+        if self.flooders:
+            schema = ((FLOOD_COLUMN, "int64"),)
+            found[FLOOD_ROWS] = ChannelEntry(
+                Channel(FLOOD_ROWS), Policy.named("ab+history"), schema=schema
+            )
+        return found
 
     def lane(self, publisher: int, channel: int) -> int:
         """The number of a lane: one publisher's events on one channel; the extra client's last."""

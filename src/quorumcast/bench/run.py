@@ -229,12 +229,12 @@ class Bench:
         self._counters = BenchCounters(directory / "counters", plan, create=True)
 
     def _make_cluster(self) -> LocalCluster:
-        plan, policy = self.plan, self.plan.channel_policy()
+        plan = self.plan
         cluster = LocalCluster(
             brokers=plan.brokers,
             f=plan.tolerated(),
             clients=[plan.name_of(role, index) for role, index in plan.workers()],
-            channels={plan.channel_name(i): policy for i in range(plan.channels)},
+            channels=plan.cell_channels(),
             directory=self._directory,
             tls=plan.tls,
             host=host_for(plan, self._directory),

@@ -238,5 +238,5 @@ def ask(
         reason = getattr(error, "reason", error)
         raise UsageError(
             f"no status page answers at {url} ({reason}); start the broker, on this machine "
-            "with 'quorumcast up', or say where its page is with --url"
+            "with 'quorumcast up' or 'quorumcast tree up', or say where its page is with --url"
         ) from None

@@ -86,8 +86,8 @@ class ConnectedBrokers:
         ]
         return (
             f"only {len(self.up)} of {len(manifest.brokers)} brokers can be reached and "
-            f"{needed} are needed ({'; '.join(missing)}); start them (on this "
-            "machine with 'quorumcast up'), or check the addresses in the manifest"
+            f"{needed} are needed ({'; '.join(missing)}); start them (on this machine with "
+            "'quorumcast up' or 'quorumcast tree up'), or check the addresses in the manifest"
         )
 
 
