@@ -98,7 +98,7 @@ class FakeLink:
     def unhandled_bytes(self) -> int:
         return 100 * self.left
 
-    def waiting_requests(self) -> int:
+    def waiting_requests(self, most: int) -> int:
         return 0 if self.piece is Piece.WORK else self.left
 
 

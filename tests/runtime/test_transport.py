@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import msgspec
@@ -839,3 +840,17 @@ def test_client_over_its_budget_is_disconnected_for_many_requests_that_wait_and_
         await broker.close()
 
     run(main())
+
+
+def test_requests_that_wait_are_counted_up_to_the_most_that_matters() -> None:
+    """Counted at every turn of a client, whatever it has sent."""
+    handed = 0
+
+    def pulls() -> Iterator[Message]:
+        nonlocal handed
+        for _ in range(10_000):
+            handed += 1
+            yield Pull(EVENTS, 1, 1)
+
+    assert CellClassifier().requests_among(pulls(), is_broker=False, most=513) == 513
+    assert handed == 513

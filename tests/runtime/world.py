@@ -94,12 +94,14 @@ class Heard:
 
     def __init__(self) -> None:
         self.packets: list[tuple[NodeId, Opened]] = []
+        self.messages: list[Any] = []
         self.up: list[NodeId] = []
         self.down: list[NodeId] = []
         self.failed: list[tuple[NodeId, DialFailure]] = []
 
     def receive(self, peer: NodeId, opened: Opened) -> None:
         self.packets.append((peer, opened))
+        self.messages += (message for message, _ in opened)
 
     def peer_up(self, peer: NodeId) -> None:
         self.up.append(peer)
@@ -109,10 +111,6 @@ class Heard:
 
     def unreachable(self, peer: NodeId, reason: DialFailure) -> None:
         self.failed.append((peer, reason))
-
-    @property
-    def messages(self) -> list[Any]:
-        return [message for _, opened in self.packets for message, _ in opened]
 
 
 class RawPeer:

@@ -55,7 +55,7 @@ def test_probe_does_not_change_the_run() -> None:
 
 
 def test_explore_counts_what_is_new_and_names_what_is_never_reached() -> None:
-    plain = explore(6, policy="brb")
+    plain = explore(4, policy="brb")
     assert plain.growth == sorted(plain.growth)
     assert plain.growth[-1] == len(plain.transitions)
     assert ProtocolState("brb", "broker", "takes Echo") in plain.reached
@@ -66,8 +66,8 @@ def test_explore_counts_what_is_new_and_names_what_is_never_reached() -> None:
 
 
 def test_explore_steered_follows_from_its_first_seed() -> None:
-    first = explore(12, 40, policy="ab", steer=True)
-    again = explore(12, 40, policy="ab", steer=True)
+    first = explore(4, 40, policy="ab", steer=True)
+    again = explore(4, 40, policy="ab", steer=True)
     assert first.growth == again.growth
     assert first.transitions == again.transitions
 

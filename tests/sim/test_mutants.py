@@ -131,20 +131,19 @@ def hunted(*only: str, seeds: int) -> MutantReport:
 @pytest.mark.sim
 def test_hunt_says_what_became_of_each_mistake() -> None:
     """One that scenarios catch, an equivalent one, one that nobody meets, and a known-bad one."""
-    caught, by_plan = ("labels-number", "publisher-retransmit"), "foreign-statement"
-    report = hunted(*caught, "mac-reader", "epochs-follows", by_plan, seeds=4)
+    caught, by_plan = "labels-number", "foreign-statement"
+    report = hunted(caught, "mac-reader", "epochs-follows", by_plan, seeds=2)
     found = {result.id: result for result in report.results}
-    for name in caught:
-        assert found[name].verdict is MutantVerdict.CAUGHT, found[name]
-        assert found[name].by is not None
-        assert found[name].reached > 0
+    assert found[caught].verdict is MutantVerdict.CAUGHT, found[caught]
+    assert found[caught].by is not None
+    assert found[caught].reached > 0
     assert found["mac-reader"].verdict is MutantVerdict.EQUIVALENT
     unmet = found["epochs-follows"]
-    assert (unmet.verdict, unmet.reached, unmet.scenarios) == (MutantVerdict.EXPECTED, 0, 4)
+    assert (unmet.verdict, unmet.reached, unmet.scenarios) == (MutantVerdict.EXPECTED, 0, 2)
     assert unmet.reason
     assert found[by_plan].verdict is MutantVerdict.BY_PLAN
     total = report.total
-    assert (total.caught, total.equivalent, total.missed, total.by_plan) == (2, 1, 1, 1)
+    assert (total.caught, total.equivalent, total.missed, total.by_plan) == (1, 1, 1, 1)
     assert not report.failed
 
 

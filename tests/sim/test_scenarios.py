@@ -16,6 +16,7 @@ from quorumcast.manifest.policy import POLICY_NAMES, Policy
 from quorumcast.sim.campaign import replay_of, run_campaign
 from quorumcast.sim.cell.aimed import AIMED
 from quorumcast.sim.cell.harm import BY_NAME, WORLD, applicable
+from quorumcast.sim.cell.plan import CellPlan
 from quorumcast.sim.cell.run import promises_validity
 from quorumcast.sim.cell.scenario import ADVERSARIES, HARMS, draw
 from quorumcast.sim.kernel.known_bad import Patch, mistaken
@@ -28,12 +29,18 @@ def partners(adversary: str) -> list[str]:
     return [policy for policy in POLICY_NAMES if applicable(adversary, Policy.named(policy))]
 
 
+def cost(plan: CellPlan) -> int:
+    """About what it takes to run a plan."""
+    return plan.brokers * len(plan.subscribers) * (len(plan.acts) + plan.finale)
+
+
 @pytest.mark.parametrize("adversary", ADVERSARIES)
 def test_scenario_adversary_breaks_no_promise(adversary: str) -> None:
     policies = partners(adversary)
     # Another policy and another seed for each adversary, and all policies over all of them.
     index = ADVERSARIES.index(adversary)
-    plan = draw(300 + index, policies[index % len(policies)], adversary)
+    policy, seeds = policies[index % len(policies)], range(300 + index, 1100, 100)
+    plan = min((draw(seed, policy, adversary) for seed in seeds), key=cost)
     outcome = perform(plan)
     assert outcome.violations == [], replay_of(outcome)
     assert outcome.false_accusations == 0

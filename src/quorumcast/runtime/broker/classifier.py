@@ -60,8 +60,11 @@ class CellClassifier:
             return False
         return kind not in ABOUT_STREAMS or self._knows_stream(message)
 
-    def requests_among(self, messages: Iterable[Message], *, is_broker: bool) -> int:
-        """How many of the messages that come next are requests; remembers no stream of theirs."""
+    def requests_among(self, messages: Iterable[Message], *, is_broker: bool, most: int) -> int:
+        """How many of the messages that come next are requests; it stops counting at `most`.
+
+        It remembers no stream of theirs.
+        """
         found = 0
         new: set[tuple[str, str, int]] = set()
         for message in messages:
@@ -72,6 +75,8 @@ class CellClassifier:
                 new.add(key)
             else:
                 found += not is_broker or kind in BROKER_REQUESTS or kind in RARE
+            if found >= most:
+                break
         return found
 
     def _knows_stream(self, message: Message) -> bool:

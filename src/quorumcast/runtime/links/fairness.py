@@ -110,8 +110,8 @@ class Classifier(Protocol):
     def is_broker_work(self, message: Message) -> bool:
         """Whether a broker's message is of use to others; it is a request otherwise."""
 
-    def requests_among(self, messages: Iterable[Message], *, is_broker: bool) -> int:
-        """How many of the messages that come next are requests."""
+    def requests_among(self, messages: Iterable[Message], *, is_broker: bool, most: int) -> int:
+        """How many of the messages that come next are requests; it stops counting at `most`."""
 
 
 class Served(Protocol):
@@ -137,8 +137,8 @@ class Served(Protocol):
     def unhandled_bytes(self) -> int:
         """Bytes that were read and not handled."""
 
-    def waiting_requests(self) -> int:
-        """Requests among what was read and not handled; takes time if much was read."""
+    def waiting_requests(self, most: int) -> int:
+        """Requests among what was read and not handled; it stops counting at `most`."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -480,4 +480,9 @@ def _asks_too_much(links: Collection[Served]) -> bool:
     """Whether more requests wait on these links than an honest client makes."""
     if sum(link.unhandled_bytes() for link in links) <= FLOOD_REQUESTS * REQUEST_BYTES:
         return False
-    return sum(link.waiting_requests() for link in links) > FLOOD_REQUESTS
+    waiting, too_many = 0, FLOOD_REQUESTS + 1
+    for link in links:
+        waiting += link.waiting_requests(too_many - waiting)
+        if waiting >= too_many:
+            return True
+    return False

@@ -330,7 +330,7 @@ class Link(asyncio.BufferedProtocol):
         """Bytes that were read and not handled; opened messages count 64 each, about their size."""
         return self._filled - self._start + 64 * (len(self._opened) - self._handed)
 
-    def waiting_requests(self) -> int:
+    def waiting_requests(self, most: int) -> int:
         """Requests that were read and not handled: all whole frames are opened to count them."""
         account, classifier = self.account, self.classifier
         if account is None or classifier is None:
@@ -339,7 +339,7 @@ class Link(asyncio.BufferedProtocol):
         while self._has_whole_frame():
             self._open_next()
         waiting = (message for message, _ in self._opened[self._handed :])
-        return classifier.requests_among(waiting, is_broker=account.is_broker)
+        return classifier.requests_among(waiting, is_broker=account.is_broker, most=most)
 
     def hold(self) -> None:
         """Stop reading until what was read is handled."""
