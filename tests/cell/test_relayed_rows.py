@@ -104,6 +104,31 @@ def test_reader_gets_the_rows_of_a_parent_that_has_another_column_already() -> N
     assert read(made, "leaf", "alice") == [(2, [5])]
 
 
+def test_column_that_the_parent_got_while_brokers_were_behind_convicts_none_of_them() -> None:
+    """One carried on rows without the column, the others with it, and all of them are correct."""
+    wide = (*COLUMNS, ("size", "int64"))
+    leaf = msgspec.structs.replace(LEAF, where="")
+    made = tree(msgspec.structs.replace(TOP, schema=wide), leaf, BELOW)
+    for late in ("b2", "b3"):
+        made.detach("below", late)
+    rows = [{"name": "n", "price": price, "size": price} for price in (5, 60, 70)]
+    batch = batch_of_rows(rows, arrow_schema(wide))
+    made["top"].publish(encode_batch(batch, write_envelope(1_000_000)))
+    made.run(500)
+    made.adopt(msgspec.structs.replace(leaf, schema=wide))
+    for late in ("b2", "b3"):
+        made.attach("below", late)
+    made["below"].subscribe()
+    made.run(3000)
+    held = [made["below"].ledger(name).digests(1, 1) for name in ("b1", "b2", "b3")]
+    assert len(set(held)) == 2
+    (told,) = made["below"].delivered[BOB]
+    made["below"].happen(BOB, Prove(*told.provable))
+    made.run(2000)
+    assert len(made["below"].proven) == 1
+    assert not made["below"].accused
+
+
 def test_uplink_gets_no_more_than_the_rows_that_are_carried_on() -> None:
     sizes = []
     for where in ("", CHEAP):

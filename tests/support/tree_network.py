@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from functools import cache, partial
+from itertools import combinations
 
 import msgspec
 from tests.support.cells import life_of
@@ -239,6 +240,21 @@ class TreeNetwork:
         else:
             child, _, broker = node.rpartition("-")
             self.cells[child].happen(NodeId(broker), event)
+
+    def adopt(self, plan: CellPlan) -> None:
+        """All nodes of a cell go on in its next epoch, with new links."""
+        cell = self.cells[plan.name]
+        plans = tuple(plan if c is cell else c.plan for c in self.cells.values())
+        later = msgspec.structs.replace(manifest_of(plan, plans), epoch=cell.manifest.epoch + 1)
+        cell.plan, cell.manifest = plan, later
+        for node, machine in list(cell.machines.items()):
+            assert isinstance(machine, Broker | Publisher | Subscriber | Uplink)
+            keyring = later.keyring(identity_in(plan.name, node))
+            cell.carry_out(node, machine.adopt(later, keyring))
+        for one, other in combinations(cell.machines, 2):
+            if one in cell.brokers or other in cell.brokers:
+                cell.disconnect(one, other)
+                cell.connect(one, other)
 
     def run(self, for_ms: int) -> None:
         """Let time pass in all cells."""

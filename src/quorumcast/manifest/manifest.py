@@ -19,6 +19,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import CELL, Channel, NodeId, holder
 from quorumcast.core.limits import Overflow
 from quorumcast.core.quorum import Protection, Quorums
+from quorumcast.core.statements import Basis
 from quorumcast.crypto.digest import Hasher, hasher
 from quorumcast.crypto.directory import Address, PublicKeys
 from quorumcast.crypto.evidence import Court
@@ -119,6 +120,15 @@ class ChannelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def carried(self) -> str:
         """The predicate of the rows that a relayed channel carries on; "" for all."""
         return self.origin.where if self.origin else ""
+
+    @property
+    def basis(self) -> Basis:
+        """What a broker's signature means here: whether correct brokers can differ.
+
+        Where some rows are carried on they can: a cut has the columns that the parent had when it
+        was made, and a column that comes later may be in the publication already.
+        """
+        return Basis.FORWARDED if self.carried else self.policy.basis
 
     def arrow_schema(self) -> pa.Schema:
         """The schema of every publication on this channel."""

@@ -277,7 +277,7 @@ class ServedStreams:
             lasting = policy.log is not None or policy.journal
             peers = self._peer_lives if lasting else dict(self._peer_lives)
             segment = policy.limits.segment
-            notary = Notary(data, self._view.keyring, policy.basis, segment, self.life, peers)
+            notary = Notary(data, self._view.keyring, entry.basis, segment, self.life, peers)
             served = ServedStream(data, entry, self._make_carrier(data, entry), notary)
             served.closed, served.from_peers = closed, from_peers
             self._by_stream[data] = served
