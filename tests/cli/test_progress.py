@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import itertools
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from quorumcast.cli import progress
+from quorumcast.cli.common import Rows
+from quorumcast.cli.main import main
 from quorumcast.cli.progress import ProgressDisplay
+from quorumcast.manifest.manifest import Manifest
 
 #: For what comes at once unless the machine is very busy.
 PATIENCE_S = 60
@@ -84,3 +88,16 @@ def test_work_that_is_over_at_once_is_not_spoken_of(
     with ProgressDisplay("quick") as shown:
         shown("done")
     assert screen.getvalue() == ""
+
+
+def test_status_that_waits_for_a_paused_broker_says_so(
+    screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["init", str(tmp_path / "cell")]) == 0
+
+    def paused(manifest: Manifest, urls: dict[str, str]) -> Rows:
+        assert screen.wait_for("waiting for status pages of brokers")
+        return {name: {"up": False, "state": "down", "trouble": "paused"} for name in urls}
+
+    monkeypatch.setattr("quorumcast.cli.options.ask_cell", paused)
+    assert main(["status", "-m", str(tmp_path / "cell")]) == 1

@@ -13,6 +13,7 @@ from tests.cli.shell import answer, base_port, line, started
 from tests.runtime.world import PATIENCE_S, eventually
 
 from quorumcast.cli.main import main
+from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel
 from quorumcast.crypto.identity import Identity
 from quorumcast.manifest.files import read_identity, read_manifest, sign_manifest, write_manifest
@@ -78,6 +79,25 @@ def test_leaf_reads_the_rows_that_the_cells_above_it_carry_on(
         assert [tuple(one["row"].values()) for one in events] == [("CTT", 5), ("ALV", 9)]
     carried = mapped(capsys, tree)["cell-1-1"]["channels"][2]["where"]
     assert carried == "(price < 10) AND (symbol != 'TUI')"
+
+
+def test_map_and_channel_say_where_rows_come_from_and_which(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tree", "map", str(tree)]) == 0
+    shown = capsys.readouterr().out
+    assert "rows" in shown
+    assert "(price < 10) AND (symbol != 'TUI')" in shown
+
+    child = tree / "cell-1"
+    told = answer(capsys, "channel", "show", "trades", "-m", child)["channel"]["origin"]
+    assert told == {"cell": "root", "channel": "trades", "where": "price < 10"}
+    for command in (["list"], ["show", "trades"]):
+        assert main(["channel", *command, "-m", str(child)]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "trades of root, where price < 10" in shown
+    assert main(["channel", "list", "-m", str(tree / "root")]) == 0
+    assert "comes from" not in capsys.readouterr().out
 
 
 def test_publisher_at_a_child_is_told_where_to_publish(
@@ -166,6 +186,13 @@ def test_existing_tree_is_not_overwritten(idle: Path, capsys: pytest.CaptureFixt
             ["--column", "events:x:int64", "--where", "cell-1:events:y = 1"],
             "what channel 'events' carries on names the column 'y'",
         ),
+        (
+            [
+                *("--column", "events:x:int64"),
+                *("--where", "cell-1:events:x < 3", "--where", "cell-1:events:x > 5"),
+            ],
+            "--where is given twice for the channel 'events' of 'cell-1'",
+        ),
         (["--column", "news:x:int64"], "which is not there; write CHANNEL:NAME:TYPE"),
         (["--column", "events:x:int63"], "unknown type"),
     ],
@@ -207,6 +234,24 @@ def test_parent_of_another_operator_is_refused(
     origin = ChannelOrigin("root", stranger.verify_key, Channel("events"))
     sign_anew(idle / "cell-1", with_origin(idle / "cell-1", origin))
     refused(capsys, "of another operator", "tree", "up", idle)
+
+
+@pytest.mark.parametrize("command", ["up", "map"])
+def test_root_made_anew_below_the_old_children_is_warned_of(
+    idle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    shutil.rmtree(idle / "root")
+    assert main(["init", str(idle / "root")]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("quorumcast.cli.tree.commands.refuse_running", _stop)
+    code = main(["tree", command, str(idle)])
+    assert code == (2 if command == "up" else 0)
+    told = f"warning: the parent 'root' of 'cell-1' has another operator than {idle / 'root'}"
+    assert told in capsys.readouterr().err
+
+
+def _stop(*_: object, **__: object) -> None:
+    raise UsageError("far enough")
 
 
 def test_unknown_parent_is_refused(idle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,9 @@ from typing import Self
 #: Work that ends before the first update shows nothing.
 TERMINAL_S, QUIET_S, LINE_S = 0.25, 2.0, 20.0
 
+#: The stage of commands that ask status pages: a paused broker lets them wait for five seconds.
+WAITING = "waiting for status pages of brokers"
+
 
 class ProgressDisplay:
     """Shows the present stage of some work while its `with` block runs.

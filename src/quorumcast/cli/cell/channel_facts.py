@@ -32,6 +32,7 @@ def channel_facts(cell: Manifest, entry: ChannelEntry) -> dict[str, Any]:
         "policy": policy.name,
         "title": policy.title,
         "described": policy.described,
+        "origin": _origin(entry),
         "on_disk": on_disk,
         "retention": retention_of(policy.limits),
         "durable": policy.durable,
@@ -44,6 +45,17 @@ def channel_facts(cell: Manifest, entry: ChannelEntry) -> dict[str, Any]:
         "overflow": entry.overflow.value,
         "groups": msgspec.to_builtins(entry.groups),
         "limits": msgspec.to_builtins(policy.limits),
+    }
+
+
+def _origin(entry: ChannelEntry) -> dict[str, str] | None:
+    """Where a relayed channel comes from, and which rows it carries on ("" for all)."""
+    if not entry.origin:
+        return None
+    return {
+        "cell": entry.origin.cell,
+        "channel": entry.origin.channel,
+        "where": entry.origin.where,
     }
 
 
@@ -82,14 +94,21 @@ def channel_users(channel: str, rows: Rows) -> str:
 
 def channel_table(cell: Manifest, facts: list[dict[str, Any]], brokers: tuple[str, ...]) -> Table:
     """A table of channels: their properties or, with brokers, how far each broker is."""
+    from rich.markup import escape
+
     title = f"cell {cell.cell}, epoch {cell.epoch}"
     if brokers:
         title += "; below each broker: publications taken so far"
-    properties = () if brokers else ("on disk", "publishers", "subscribers", "columns")
+    properties: tuple[str, ...] = ("on disk", "publishers", "subscribers", "columns")
+    if brokers:
+        properties = ()
+    elif any(fact["origin"] for fact in facts):
+        properties = ("comes from", *properties)
     columns = ("channel", "policy", "keeps", *properties)
     found = table(*columns, right=brokers, fold=True, simple=True, title=title)
     for fact in facts:
         shown = {
+            "comes from": escape(_comes_from(fact["origin"])),
             "on disk": fact["on_disk"],
             "publishers": _rights(fact["publishers"]),
             "subscribers": _rights(fact["subscribers"]),
@@ -113,6 +132,7 @@ def show_channel(entry: ChannelEntry, facts: dict[str, Any]) -> None:
     lines = {
         "channel": facts["name"],
         "policy": facts["described"],
+        **({"comes from": _comes_from(facts["origin"])} if facts["origin"] else {}),
         "keeps": facts["retention"],
         "on disk": facts["on_disk"] or "nothing",
         "publishers": _rights(facts["publishers"]),
@@ -138,6 +158,13 @@ def _group(group: dict[str, Any]) -> str:
     often = f"{attempts} attempts" if attempts else "tried without end"
     where = f", then to {group['dead_letter']}" if group["dead_letter"] else ""
     return f"{_rights(group['members'])}; {often}{where}; {group['ack_timeout_ms'] / 1000:g} s"
+
+
+def _comes_from(origin: dict[str, str] | None) -> str:
+    if origin is None:
+        return ""
+    rows = f", where {origin['where']}" if origin["where"] else ""
+    return f"{origin['channel']} of {origin['cell']}{rows}"
 
 
 def _rights(names: list[str]) -> str:

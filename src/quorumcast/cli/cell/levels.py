@@ -39,7 +39,10 @@ class LevelBehind(msgspec.Struct, frozen=True):
         here = f"{self.channel!r} of {self.cell}"
         there = f"{self.parent_channel!r} of {self.parent}"
         if self.behind is None:
-            return f"{here} comes from {there}; how far behind it is, is not known here"
+            return (
+                f"{here} comes from {there}; how far behind it is, is not known: too few status "
+                "pages of the two cells answer on this machine"
+            )
         many = "" if self.behind == 1 else "s"
         return f"{here} is {self.behind:,} publication{many} behind {there}"
 

@@ -33,11 +33,13 @@ def status(where: StatusOptions, json_: JsonOption = False) -> None:
     """
     from quorumcast.cli.cell.levels import levels_above
     from quorumcast.cli.cell.live_checks import judge_cell
+    from quorumcast.cli.progress import WAITING, ProgressDisplay
 
     cell = where.read()
-    rows = where.ask(cell)
+    with ProgressDisplay(WAITING):
+        rows = where.ask(cell)
+        levels = levels_above(cell, where.path.parent, rows)
     verdict = judge_cell(cell, where.path.parent, rows)
-    levels = levels_above(cell, where.path.parent, rows)
     if json_:
         shown = {"cell": cell.cell, "epoch": cell.epoch, "brokers": rows, "verdict": verdict}
         print_json({**shown, "levels": levels, "warning": cell.warning})

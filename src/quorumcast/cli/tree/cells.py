@@ -13,6 +13,8 @@ from quorumcast.manifest.files import read_manifest
 from quorumcast.manifest.origins import check_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quorumcast.manifest.manifest import CellKey, Manifest
 
 
@@ -71,6 +73,22 @@ def read_tree(directory: Path) -> list[TreeCell]:
             "at the top; let one of them carry on nothing of the others"
         )
     return cells
+
+
+def foreign_parents(cells: Sequence[TreeCell]) -> list[str]:
+    """A sentence for each cell whose parent is elsewhere, and has the name of another cell here.
+
+    That may be meant, since names of cells may collide. A root that was made anew looks the same.
+    """
+    here = {cell.manifest.key for cell in cells}
+    named = {cell.name: cell.directory for cell in cells}
+    return [
+        f"the parent {name!r} of {cell.name!r} has another operator than {named[name]}, which "
+        f"gives it nothing; if the parent should be that, make {cell.name!r} anew"
+        for cell in cells
+        for name, operator in cell.manifest.parents
+        if name in named and (name, operator) not in here
+    ]
 
 
 def _check_parents(directory: Path, found: dict[CellKey, tuple[Path, Manifest]]) -> None:

@@ -69,7 +69,8 @@ def init_tree(
         list[str] | None,
         typer.Option(
             metavar="CELL:CHANNEL:PREDICATE",
-            help="The rows that a cell carries on, with all cells below it; may be repeated.",
+            help="The rows that a cell carries on, with all cells below it; may be repeated, once "
+            "for each cell and channel.",
         ),
     ] = None,
     clients: Annotated[
@@ -105,7 +106,7 @@ def init_tree(
     plan = TreeDesign(
         shape=shape,
         channels=channels,
-        where=dict(_carried_rows(spec, shape, channels) for spec in where or ()),
+        where=_carried_rows(where or (), shape, channels),
         f=f,
         clients=tuple(name.strip() for name in clients.split(",") if name.strip()),
         host=host,
@@ -160,6 +161,23 @@ def _check_channels(column: Sequence[str], channels: Sequence[ChannelEntry]) -> 
 
 
 def _carried_rows(
+    specs: Sequence[str], shape: Shape, channels: Sequence[ChannelEntry]
+) -> dict[tuple[str, str], str]:
+    """The predicates of options `--where`, by cell and channel."""
+    found: dict[tuple[str, str], str] = {}
+    for spec in specs:
+        place, where = _parse_where(spec, shape, channels)
+        if place in found:
+            cell, channel = place
+            raise UsageError(
+                f"--where is given twice for the channel {channel!r} of {cell!r}: write one "
+                "predicate, with OR or AND in it"
+            )
+        found[place] = where
+    return found
+
+
+def _parse_where(
     spec: str, shape: Shape, channels: Sequence[ChannelEntry]
 ) -> tuple[tuple[str, str], str]:
     """Cell, channel and predicate of an option `--where`."""
@@ -233,10 +251,12 @@ def up_tree(
     Files of each cell are where 'quorumcast up' puts them: DIR/CELL/logs, DIR/CELL/evidence.
     """
     from quorumcast.cli.cell.supervisor import Supervisor
-    from quorumcast.cli.tree.cells import read_tree
+    from quorumcast.cli.tree.cells import foreign_parents, read_tree
 
     check_level(log)
     cells = read_tree(directory)
+    for sentence in foreign_parents(cells):
+        warn(sentence)
     names = [cell.name for cell in cells]
     for name in only or ():
         if name not in names:
@@ -303,11 +323,15 @@ def _current_picture(directory: Path) -> Table:
 @app.command("map", example="tree map tree")
 def map_tree(directory: TreeArgument, json_: JsonOption = False) -> None:
     """Show the cells of a tree: who is up, and how far each cell is behind its parent."""
-    from quorumcast.cli.tree.cells import read_tree
+    from quorumcast.cli.progress import WAITING, ProgressDisplay
+    from quorumcast.cli.tree.cells import foreign_parents, read_tree
     from quorumcast.cli.tree.mapping import look_at
 
     cells = read_tree(directory)
-    facts = look_at(cells)
+    for sentence in foreign_parents(cells):
+        warn(sentence)
+    with ProgressDisplay(WAITING):
+        facts = look_at(cells)
     if json_:
         print_json({"directory": str(directory), "cells": facts})
     else:
@@ -318,8 +342,10 @@ def _picture(directory: Path, cells: list[TreeCell], facts: list[MappedCell]) ->
     from rich.markup import escape
 
     found = table("cell", simple=True, title=f"tree {escape(str(directory))}")
+    some_rows = any(one.where for cell in facts for one in cell.channels)
     for name, settings in _COLUMNS.items():
-        found.add_column(name, **settings)
+        if name != "rows" or some_rows:
+            found.add_column(name, **settings)
     for branch, cell in zip(_branches(cells), facts, strict=True):
         up = sum(cell.brokers.values())
         colour = "green" if up == len(cell.brokers) else "yellow" if up >= cell.needed else "red"
@@ -329,6 +355,7 @@ def _picture(directory: Path, cells: list[TreeCell], facts: list[MappedCell]) ->
             str(cell.f),
             str(cell.epoch),
             "\n".join(f"{escape(one.channel)} ({one.policy})" for one in cell.channels),
+            *(["\n".join(_short(one.where) for one in cell.channels)] if some_rows else []),
             "\n".join("?" if one.held is None else f"{one.held:,}" for one in cell.channels),
             "\n".join("" if not one.parent else _late(one.behind) for one in cell.channels),
         )
@@ -340,9 +367,17 @@ _COLUMNS: dict[str, dict[str, Any]] = {
     "f": {"justify": "right"},
     "epoch": {"justify": "right"},
     "channel": {"overflow": "fold"},
+    "rows": {"no_wrap": True, "overflow": "ellipsis"},
     "publications": {"justify": "right"},
     "behind its parent": {"justify": "right"},
 }
+
+
+def _short(where: str) -> str:
+    """The beginning of a predicate: each channel has one line."""
+    from rich.markup import escape
+
+    return escape(where if len(where) <= 40 else f"{where[:39]}…")
 
 
 def _late(behind: int | None) -> str:
