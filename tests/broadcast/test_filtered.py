@@ -10,7 +10,7 @@ from tests.support.rows import NONSENSE, SCHEMA, prices_of, rows_body, wanted
 from quorumcast.broadcast.acceptance import Acceptor, rule_for
 from quorumcast.broadcast.application import Deliver, Passed
 from quorumcast.broadcast.filtered import FilteredAcceptor
-from quorumcast.core.ids import DIGEST_SIZE, NOTHING, NodeId
+from quorumcast.core.ids import DIGEST_SIZE, NOTHING, NodeId, split_digests
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import DropReason, Effect, Suspect, Suspicion
 from quorumcast.core.quorum import Broadcast, Protection, Quorums
@@ -222,16 +222,48 @@ def test_what_is_skipped_is_forgotten() -> None:
     assert at.lacking(5) == [3]
 
 
-def _twin(said: dict[int, dict[NodeId, bytes]], count: int) -> list[int]:
-    """The numbers that are accepted, counted one by one; 0 for those passed over."""
-    accepted: list[int] = []
-    for number in range(1, count + 1):
-        votes = list(said.get(number, {}).values())
-        value = next((v for v in votes if votes.count(v) >= 3), None)
-        if value is None:
-            break
-        accepted.append(0 if value == NOTHING else number)
-    return accepted
+class _Twin:
+    """Counts votes number by number, each broker's first one, and keeps contents by value."""
+
+    def __init__(self) -> None:
+        self._votes: dict[int, dict[NodeId, bytes]] = {}
+        self._bodies: dict[tuple[int, bytes], bytes] = {}
+
+    def vote(
+        self, broker: NodeId, first: int, votes: bytes, bodies: tuple[bytes, ...], due: int
+    ) -> None:
+        for place, value in enumerate(split_digests(votes)):
+            number = first + place
+            if number < due:
+                continue
+            said = self._votes.setdefault(number, {}).setdefault(broker, value)
+            if bodies and said == value:
+                self._bodies[number, value] = bodies[place]
+
+    def accepted(self, count: int) -> list[bytes | None]:
+        """The contents of each number up to the first that cannot be accepted; None for nothing."""
+        found: list[bytes | None] = []
+        for number in range(1, count + 1):
+            votes = list(self._votes.get(number, {}).values())
+            value = next((v for v in votes if votes.count(v) >= 3), None)
+            if value is None or (value != NOTHING and (number, value) not in self._bodies):
+                break
+            found.append(None if value == NOTHING else self._bodies[number, value])
+        return found
+
+
+def _told(effects: list[Effect]) -> list[bytes | None]:
+    """The contents of the numbers that were told of; None for nothing."""
+    found: list[bytes | None] = []
+    for effect in effects:
+        match effect:
+            case Deliver(body=body):
+                found.append(body)
+            case Passed(first=first, upto=upto):
+                found += [None] * (upto + 1 - first)
+            case _:
+                pass
+    return found
 
 
 @given(st.data())
@@ -239,29 +271,25 @@ def test_runs_cut_in_any_way_are_accepted_as_number_by_number(data: st.DataObjec
     bodies = data.draw(st.lists(st.sampled_from(RUN), min_size=1, max_size=6))
     count = len(bodies)
     votes, contents = results(*bodies)
-    at = acceptor()
-    said: dict[int, dict[NodeId, bytes]] = {}
-    accepted: list[int] = []
+    at, twin = acceptor(), _Twin()
+    told: list[bytes | None] = []
+
+    def cast(broker: NodeId, first: int, value: bytes, full: tuple[bytes, ...]) -> None:
+        twin.vote(broker, first, value, full, at.next)
+        at.vote(broker, first, value, full)
+        told.extend(_told(at.deliver()))
+        assert told == twin.accepted(count)
+
     for _ in range(data.draw(st.integers(1, 8))):
         broker = data.draw(st.sampled_from(BROKERS))
         first = data.draw(st.integers(1, count))
         last = data.draw(st.integers(first, count))
-        part = slice((first - 1) * DIGEST_SIZE, last * DIGEST_SIZE)
-        lies = broker == B4 and data.draw(st.booleans())
-        value = NOTHING * (last - first + 1) if lies else votes[part]
-        full = () if lies or data.draw(st.booleans()) else contents[first - 1 : last]
-        at.vote(broker, first, value, full)
-        for number in range(max(first, at.next), last + 1):
-            place = (number - first) * DIGEST_SIZE
-            said.setdefault(number, {}).setdefault(broker, value[place : place + DIGEST_SIZE])
-        told = at.deliver()
-        accepted += [e.number for e in told if isinstance(e, Deliver)]
+        value = votes[(first - 1) * DIGEST_SIZE : last * DIGEST_SIZE]
+        full = contents[first - 1 : last] if data.draw(st.booleans()) else ()
+        if broker == B4 and data.draw(st.booleans()):
+            value, full = NOTHING * (last - first + 1), ()
+        cast(broker, first, value, full)
     # The source sends everything in the end, and two more agree with it.
     for broker in (B1, B2, B3):
-        at.vote(broker, 1, votes, contents)
-        for number in range(1, count + 1):
-            place = (number - 1) * DIGEST_SIZE
-            said.setdefault(number, {}).setdefault(broker, votes[place : place + DIGEST_SIZE])
-    accepted += [e.number for e in at.deliver() if isinstance(e, Deliver)]
-    assert accepted == [number for number in _twin(said, count) if number]
+        cast(broker, 1, votes, contents)
     assert at.next == count + 1

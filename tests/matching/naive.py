@@ -125,12 +125,14 @@ def _rounded(kind: str, moment: datetime) -> datetime:
     return moment.replace(tzinfo=UTC) if "UTC" in kind else moment
 
 
-def table(choices: Choices) -> tuple[dict[str, str], pa.RecordBatch]:
+def table(
+    choices: Choices, most_columns: int = 5, most_rows: int = 13
+) -> tuple[dict[str, str], pa.RecordBatch]:
     """The types of some columns, and a batch of them, which may be empty or a slice."""
-    kinds = [choices.of(sorted(TYPES)) for _ in range(1 + choices.below(5))]
+    kinds = [choices.of(sorted(TYPES)) for _ in range(1 + choices.below(most_columns))]
     columns = {f"c{index}": kind for index, kind in enumerate(kinds)}
     values = {name: values_of(kind) for name, kind in columns.items()}
-    count = choices.below(14)
+    count = choices.below(most_rows + 1)
     arrays = {
         name: pa.array([choices.of(values[name]) for _ in range(count)], TYPES[kind])
         for name, kind in columns.items()

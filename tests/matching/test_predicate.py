@@ -8,6 +8,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import PREDICATE_ID_SIZE
 from quorumcast.matching import canonical, conjunctions
 from quorumcast.matching.canonical import operands_of
+from quorumcast.matching.conjunctions import MAX_CONJUNCTIONS
 from quorumcast.matching.domain import Domain
 from quorumcast.matching.filter import make_filter
 from quorumcast.matching.indexing.solo import IndexedFilter
@@ -90,6 +91,20 @@ def test_conjunctions_are_the_disjunctive_normal_form() -> None:
     assert parsed("false").conjunctions == ()
     assert parsed("true").conjunctions == (Conjunction(()),)
     assert parsed("tags is null").conjunctions == (Conjunction((Presence(5, False),)),)
+
+
+def test_or_of_more_conjunctions_than_are_filed_stays_whole() -> None:
+    tests = [f"id = {n} AND ratio > {n}" for n in range(MAX_CONJUNCTIONS + 1)]
+    most = parsed(" OR ".join(tests[1:])).conjunctions
+    assert len(most) == MAX_CONJUNCTIONS
+    assert all(len(one.constraints) == 2 and one.residual is None for one in most)
+    more = parsed(" OR ".join(tests))
+    assert more.conjunctions == (Conjunction((), more.meaning),)
+    # A few ORs that are short alone are too many together.
+    half = MAX_CONJUNCTIONS // 2
+    groups = [" OR ".join(tests[:half]), f"ok AND ({' OR '.join(tests[half:])})"]
+    nested = parsed(" OR ".join(groups))
+    assert nested.conjunctions == (Conjunction((), nested.meaning),)
 
 
 def nest(inside: str) -> str:

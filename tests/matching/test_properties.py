@@ -10,6 +10,7 @@ from quorumcast.matching.columns import BatchView
 from quorumcast.matching.covering import covers
 from quorumcast.matching.evaluate import evaluate
 from quorumcast.matching.filter import make_filter
+from quorumcast.matching.indexing.index import Index
 from quorumcast.matching.kernels import compiled
 from quorumcast.matching.nodes import AllOf, Conjunction
 from quorumcast.matching.predicate import Predicate, parse_predicate
@@ -82,6 +83,38 @@ def test_covering_is_sound(question: tuple[pa.RecordBatch, list[Drawn]], narrowe
     for one, other in ((wide, narrow), (narrow, wide)):
         if covers(one, other):
             assert set(evaluate(other, batch)) <= set(evaluate(one, batch))
+
+
+@given(st.binary(min_size=80, max_size=80))
+@settings(max_examples=100)
+def test_covering_is_sound_among_tests_of_one_column(source: bytes) -> None:
+    """Tests of different columns seldom cover one another, those of one column often do."""
+    choices = Choices(source)
+    columns, batch = table(choices, most_columns=1, most_rows=30)
+    tests = [parse_predicate(predicate(choices, columns, 0)[0], batch.schema, WHO) for _ in "12345"]
+    rows = [set(evaluate(test, batch).tolist()) for test in tests]
+    for wide, within in zip(tests, rows, strict=True):
+        for narrow, found in zip(tests, rows, strict=True):
+            assert found <= within or not covers(wide, narrow)
+
+
+@given(questions(6), st.integers(1, 6))
+@settings(max_examples=200)
+def test_index_finds_the_rows_of_the_naive_twin(
+    question: tuple[pa.RecordBatch, list[Drawn]], count: int
+) -> None:
+    """A row alone takes another way than many rows, unless a predicate has no constraint to file.
+
+    Of many predicates one has none nearly always, so each is matched alone as well.
+    """
+    batch, drawn = question
+    single = [batch.slice(row, 1) for row in range(min(3, batch.num_rows))]
+    for several in (drawn[:count], *([one] for one in drawn[:count])):
+        index = Index([make_filter([text], batch.schema, WHO) for text, _ in several])
+        for part in (batch, *single):
+            filters, rows = index.match(part).pairs()
+            wanted = [(n, row) for n, one in enumerate(several) for row in naive(one, part)]
+            assert [*zip(filters.tolist(), rows.tolist(), strict=True)] == wanted
 
 
 @given(questions(3))

@@ -2,8 +2,8 @@
 
 The answer True is certain; the answer False is not. Each conjunction of the second must lie within
 one conjunction of the first, constraint by constraint, so `x < 1 OR x >= 1` does not cover `x < 5`.
-A node that relays for others asks its source for more only where covering fails: a wrong False
-costs bytes, a wrong True would lose rows.
+A cell may carry on only rows that its parent has (`cell.filters`): after a wrong False the operator
+has to write the predicate in another way, and after a wrong True its readers would lose rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The two trees of a predicate: what was written, and what it means on one schema.
 
 `grammar.py` turns text into the written tree: operands, tests, and NOT, AND, OR around them. It
-knows no schema. `predicate.py` turns that into the tree of meaning: `AllOf` and `AnyOf` over tests
+knows no schema. `binding.py` turns that into the tree of meaning: `AllOf` and `AnyOf` over tests
 of one column (or of two). The second tree has no NOT. A test on an absent value (null or NaN) is
 never true, and neither is its negation, so each negation is itself a test on a present value.
 
