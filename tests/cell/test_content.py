@@ -24,22 +24,26 @@ from quorumcast.broadcast.application import (
     Select,
     Submit,
 )
-from quorumcast.broadcast.messages import Matches
+from quorumcast.broadcast.messages import Matches, Pull
 from quorumcast.cell.messages import Refuse, Subscribe, Vote
 from quorumcast.cell.serving import filtered_readers
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.filtered_readers import COVER_MS, COVERED
+from quorumcast.cell.serving.filtered_readers import COVER_MS, COVERED, CoverageDue
 from quorumcast.cell.subscribing.subscriber import REFRESH_MS, Refresh, Subscriber
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Millis, NodeId, Stream, total_order
+from quorumcast.core.ids import PREDICATE_ID_SIZE, Millis, NodeId, Stream, total_order
+from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import (
     Connected,
     Disconnected,
     Drop,
     DropReason,
     Effect,
+    Persist,
+    Persisted,
     Receive,
     Send,
+    SetTimer,
     Suspect,
     Suspicion,
     TimerFired,
@@ -242,6 +246,19 @@ def test_votes_on_another_predicate_do_not_count() -> None:
     assert len(rows.of(BOB, Drop)) == 4
 
 
+@pytest.mark.parametrize("sender", [BOB, CAROL])
+def test_pull_under_another_predicate_is_not_answered(sender: NodeId) -> None:
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    rows.join(CAROL)
+    rows.publish((5, 20, 30))
+    broker = rows.network.machines[B1]
+    assert isinstance(broker, Broker)
+    pull = Pull(next(iter(broker.streams())), 1, 1, bytes(PREDICATE_ID_SIZE - 1) + b"?")
+    told = broker.handle(Receive(sender, pull), Millis(rows.network.now))
+    assert told == [Drop(DropReason.OTHER_PREDICATE, sender)]
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -308,6 +325,37 @@ def test_coverage_is_told_after_so_many_numbers_or_so_much_time() -> None:
     rows.network.run(20)
     said = [s.message for s in rows.of(B1, Send)[before:] if isinstance(s, Send)]
     assert [m.count for m in said if isinstance(m, Matches)] == [COVERED]
+
+
+def test_coverage_that_would_be_too_long_for_one_vote_is_told_before_the_next_run() -> None:
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    broker = rows.network.machines[B1]
+    assert isinstance(broker, Broker)
+    rows.publish((20,), for_ms=2 * COVER_MS)
+    stream, quiet, now = next(iter(broker.streams())), COVERED - 1, Millis(rows.network.now)
+    dear = rows_body((20,))
+    told: list[list[int]] = []
+    for first, count in ((2, quiet), (2 + quiet, MAX_RUN)):
+        sent = broker.handle(publish(first, *[dear] * count, stream=stream), now)
+        said = [send.message for send in sent if isinstance(send, Send)]
+        told.append([message.count for message in said if isinstance(message, Matches)])
+    assert told == [[], [quiet, MAX_RUN]]
+
+
+def test_coverage_is_not_told_before_the_journal_holds_it() -> None:
+    """A broker that loses power after such a vote could vouch for something else."""
+    broker = Cell(msgspec.structs.replace(limited("ab"), journal=True), schema=COLUMNS).broker()
+    now = Millis(1_000_000)
+    broker.handle(Receive(BOB, Subscribe(ORDERS, (), True, where=CHEAP)), now)
+    told = broker.handle(publish(1, rows_body((20,))), now)
+    (record,) = [effect.record for effect in told if isinstance(effect, Persist)]
+    due = Millis(now + COVER_MS)
+    (again,) = broker.handle(TimerFired(CoverageDue()), due)
+    assert again == SetTimer(CoverageDue(), COVER_MS)
+    broker.handle(Persisted(record), due)
+    told = broker.handle(TimerFired(CoverageDue()), Millis(due + COVER_MS))
+    assert [type(send.message) for send in told if isinstance(send, Send)] == [Matches]
 
 
 def test_broker_in_an_epoch_with_more_columns_serves_those_who_asked_since() -> None:

@@ -12,12 +12,13 @@ from tests.support.cells import ALICE, B1, BOB, CAROL, ORDERS, Cell, limited
 from tests.support.rows import COLUMNS, rows_body
 
 from quorumcast.broadcast.application import DeliverGap, Submit
+from quorumcast.broadcast.messages import Cursor, Matches
 from quorumcast.cell.filters import READ_AT_ONCE
 from quorumcast.cell.messages import Positions, Refuse, Subscribe, Unsubscribe
 from quorumcast.cell.serving import filtered_readers, known_filters
 from quorumcast.cell.serving.audience import REPLAYS, REPLAYS_MS
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.serving.filtered_readers import COVER_MS
+from quorumcast.cell.serving.filtered_readers import COVER_MS, CUT_US
 from quorumcast.cell.serving.known_filters import (
     CHANGE_US,
     CHARACTER_US,
@@ -331,6 +332,75 @@ def test_costly_replay_is_given_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [number for number, _ in rows.prices(BOB)] == list(range(1, 17))
 
 
+@pytest.fixture
+def paid(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What brokers charge, in the order in which they do."""
+    found: list[int] = []
+    spend = WorkAccounts.spend
+
+    def noted(work: WorkAccounts, readers: tuple[NodeId, ...], work_us: int) -> None:
+        found.append(work_us)
+        spend(work, readers, work_us)
+
+    monkeypatch.setattr(WorkAccounts, "spend", noted)
+    return found
+
+
+def test_publications_that_are_decoded_again_are_paid_for(
+    paid: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filtered_readers, "OPEN_US", MOST_US // 100)
+    rows = Rows("ab")
+    rows.publish((5, 20, 30), (6, 20, 30))
+    rows.join(BOB, *CHEAP, start=0)
+    rows.network.run(REFRESH_MS)
+    assert rows.prices(BOB) == [(1, [5]), (2, [6])]
+    # Twice, since what cannot be paid for is halved and decoded anew.
+    assert sum(one >= 2 * 2 * MOST_US // 100 for one in paid) == len(rows.cell.manifest.broker_ids)
+
+
+def test_publications_that_cannot_be_paid_for_are_not_decoded(
+    paid: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quorumcast.cell.serving.work.INCOME_US", 0)
+    monkeypatch.setattr(filtered_readers, "OPEN_US", MOST_US // 4)
+    rows = Rows("ab")
+    rows.publish((5, 20, 30), (6, 20, 30))
+    rows.join(BOB, *CHEAP, start=0)  # has paid for being read, and no longer has all of it
+    rows.network.run(REFRESH_MS)
+    assert rows.prices(BOB) == []
+    assert max(paid) < MOST_US
+
+
+def test_results_that_are_known_are_paid_for_when_they_are_told_again(paid: list[int]) -> None:
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    rows.publish((5, 20, 30), (20,), (6, 20, 30))
+    broker = rows.network.machines[B1]
+    assert isinstance(broker, Broker)
+    first = Cursor(next(iter(broker.streams())), 1)
+    paid.clear()
+    again = replace(asking(*CHEAP), cursors=(first,))
+    told = broker.handle(Receive(BOB, again), Millis(rows.network.now))
+    (said,) = [s.message for s in told if isinstance(s, Send) and isinstance(s.message, Matches)]
+    assert said.places == (0, 2)
+    assert paid == [3 * CUT_US]
+
+
+def test_subscribers_of_the_same_rows_need_only_their_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quorumcast.cell.serving.work.INCOME_US", 0)
+    monkeypatch.setattr(filtered_readers.FilterGroup, "work_us", lambda _, rows: MOST_US)
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    rows.join(CAROL, *CHEAP)  # each has paid for being read, and no longer has all of it
+    rows.publish((5, 20, 30), for_ms=20)
+    broker = rows.network.machines[B1]
+    assert isinstance(broker, Broker)
+    assert broker.predicate_work()[ORDERS].rows_looked_at == 3
+
+
 def test_long_run_is_not_looked_at_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_filters.KnownFilter, "work_us", lambda _, rows: MOST_US * rows // 5)
     monkeypatch.setattr(
@@ -350,6 +420,21 @@ def test_long_run_is_not_looked_at_in_one_go(monkeypatch: pytest.MonkeyPatch) ->
         rows.network.run(REFRESH_MS // 2)
     assert [number for number, _ in rows.prices(BOB)] == [1, 2, 3, 4]
     assert not rows.of(BOB, DeliverGap)
+
+
+def test_groups_share_the_time_that_there_is_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    half_us = filtered_readers.RUN_US // 2 + 1
+    monkeypatch.setattr(filtered_readers.FilterGroup, "work_us", lambda _, rows: half_us)
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    rows.join(CAROL, "price = 15")
+    rows.publish((5, 15, 20, 30), for_ms=20)
+    broker = rows.network.machines[B1]
+    assert isinstance(broker, Broker)
+    assert broker.predicate_work()[ORDERS].rows_looked_at == 4  # for one of the two
+    rows.network.run(10 * REFRESH_MS)
+    assert rows.prices(BOB) == [(1, [5])]
+    assert rows.prices(CAROL) == [(1, [15])]
 
 
 def test_large_cuts_are_paid_for_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,7 +239,7 @@ class FilteredReaders:
         left_us = RUN_US
         for name, group in there.by_id.items():
             work_us = group.work_us(opened.effort)
-            if work_us > left_us or _is_too_long(held, work_us):
+            if work_us > left_us:
                 continue
             if payers := self._payers(group, work_us, now):
                 paid[name], left_us = (work_us, payers), left_us - work_us
