@@ -20,7 +20,8 @@ from quorumcast.core.publication import PAYLOAD, batch_of_payloads, encode_batch
 from quorumcast.crypto.digest import hasher
 from quorumcast.manifest.schema import ARROW_TYPES
 from quorumcast.matching import cut as cutting
-from quorumcast.matching.cut import OpenedBody, RowCut, Rows, cut_out, decode_cut, open_body
+from quorumcast.matching.cut import OpenedBody, RowCut, cut_out, decode_cut, open_body
+from quorumcast.matching.evaluate import Rows
 from quorumcast.matching.normal_form import NormalRows
 
 ENVELOPE = write_envelope(1_700_000_000_000_000)
@@ -310,7 +311,7 @@ def test_accepted_cut_may_have_more_columns_than_are_known() -> None:
     narrow = cut_of(there, places(0, 2))
     assert narrow.batch.equals(cut.batch.select([0]).take([0, 2]))
     assert decode_cut(narrow.encode(), known) is not None
-    # Who only claims that it is the cut of a publication may have written anything behind.
+    # Without votes for its own digest a cut may have anything behind the columns that are known.
     assert open_body(known, cut.publication, cut.encode()) is None
 
 

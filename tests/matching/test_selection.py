@@ -20,7 +20,8 @@ from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import encode_batch
 from quorumcast.crypto.digest import hasher
 from quorumcast.matching import selection
-from quorumcast.matching.cut import Rows, decode_cut
+from quorumcast.matching.cut import decode_cut
+from quorumcast.matching.evaluate import Rows
 from quorumcast.matching.selection import OpenedRun, Selected
 
 ENVELOPE = write_envelope(1_700_000_000_000_000)

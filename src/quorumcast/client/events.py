@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from quorumcast.client.arguments import Where
     from quorumcast.client.selecting import Portion
-    from quorumcast.matching.cut import Rows
+    from quorumcast.matching.evaluate import Rows
 
 Prover = Callable[[Deliver], Awaitable[Receipt]]
 

@@ -22,7 +22,8 @@ from quorumcast.core.envelope import ENVELOPE_BYTES, Envelope, read_envelope
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Stream
 from quorumcast.manifest.manifest import ChannelEntry
-from quorumcast.matching.cut import Rows, decode_cut
+from quorumcast.matching.cut import decode_cut
+from quorumcast.matching.evaluate import Rows
 from quorumcast.matching.filter import Filter
 from quorumcast.matching.grammar import parse_text
 from quorumcast.runtime.logs import note

@@ -156,7 +156,7 @@ class Subscription:
         self._keeps_expired = options.expired
         #: The rest of a publication of which the application has taken some events.
         self.rows: Iterator[Event] = iter(())
-        #: Taken from the backlog and given back; they come after `_rows` and before the backlog.
+        #: Taken from the backlog and given back; they come after `rows` and before the backlog.
         self._front: deque[Batch | Gap] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._ended: Exception | None = None

@@ -39,11 +39,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from quorumcast.core.cuts import HEADER, MARK, digest_of_cut, looks_cut
@@ -52,6 +50,7 @@ from quorumcast.core.errors import ensure
 from quorumcast.core.ids import Digest
 from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import decode_batch, decode_older, is_sound
+from quorumcast.matching.evaluate import Rows
 from quorumcast.matching.normal_form import (
     NormalRows,
     Parts,
@@ -63,8 +62,6 @@ from quorumcast.matching.normal_form import (
     taken,
 )
 
-#: Numbers of rows, ascending.
-Rows: TypeAlias = npt.NDArray[np.uint32]
 #: Rows are taken for so many cuts at once that they have about so many bytes.
 _TAKEN_BYTES = 4 * 1024 * 1024
 

@@ -27,8 +27,8 @@ _NAMED_US, _WIDE_US = 0.5, 3.0
 #: What any evaluation costs per batch, and the rows of a batch: plainly, and in an index.
 _PLAIN_BATCH_US, _INDEXED_BATCH_US = 40.0, 5.0
 _PLAIN_BATCH, _INDEXED_BATCH = 4096, 1024
-#: What an AND of ORs becomes at most in a filter with many predicates: so many are shared by all,
-#: but each gets a few. They multiply, and to make and to index 40,000 of them takes a second.
+#: The predicates of a filter share so many conjunctions, and each may have a few in any case. ANDs
+#: of ORs multiply, and it takes a second to make and to index 40,000 conjunctions.
 _CONJUNCTIONS, _LEAST_CONJUNCTIONS = 1024, 4
 _PERSON = b"qc-filter"
 

@@ -18,7 +18,8 @@ from quorumcast.core.errors import ensure
 from quorumcast.core.ids import NOTHING, Digest, split_digests
 from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import widened
-from quorumcast.matching.cut import OpenedBody, RowCut, Rows, cut_out, open_body
+from quorumcast.matching.cut import OpenedBody, RowCut, cut_out, open_body
+from quorumcast.matching.evaluate import Rows
 from quorumcast.matching.normal_form import columns_used
 
 if TYPE_CHECKING:

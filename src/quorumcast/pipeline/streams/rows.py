@@ -28,7 +28,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import ChannelEntry
-from quorumcast.matching.cut import Rows
+from quorumcast.matching.evaluate import Rows
 from quorumcast.pipeline.streams.options import SourceOptions, Tamper
 from quorumcast.pipeline.streams.predicate import Where
 
