@@ -259,6 +259,20 @@ async def test_position_to_go_on_with_is_behind_what_does_not_match() -> None:
 
 
 @in_a_loop
+async def test_position_to_go_on_with_is_behind_what_matches_another_subscription_alone() -> None:
+    async with MemoryCell(channels={"trades": trades("total")}) as cell:
+        alice, bob = await cell.connect("alice"), await cell.connect("bob")
+        async with (
+            bob.subscribe("trades", start="earliest", where="price < 10") as cheap,
+            bob.subscribe("trades", where="price > 10") as dear,
+        ):
+            await publish(alice, rows(1), rows(50))
+            assert prices((await taken(dear, 1))[0]) == [50]
+            assert prices((await taken(cheap, 1))[0]) == [1]
+            assert cheap.position == 3
+
+
+@in_a_loop
 async def test_subscription_from_a_position_to_another_gets_matching_rows() -> None:
     async with MemoryCell(channels={"trades": trades("total")}) as cell:
         alice, bob = await cell.connect("alice"), await cell.connect("bob")

@@ -426,15 +426,25 @@ def test_every_single_wrong_byte_is_noticed(schema: pa.Schema) -> None:
         assert found is None or found.encode() == wrong
 
 
-def test_what_is_null_has_no_bytes_in_the_normal_form() -> None:
-    ends = pa.py_buffer(np.array([0, 1, 3, 4], np.int32).tobytes())
-    # The second of three is null, and has two bytes all the same.
-    odd = pa.Array.from_buffers(
-        pa.string(), 3, [pa.py_buffer(b"\x05"), ends, pa.py_buffer(b"axxb")]
-    )
+@pytest.mark.parametrize(
+    ("kind", "buffers", "plain"),
+    [
+        (pa.string(), [np.array([0, 1, 3, 4], np.int32).tobytes(), b"axxb"], ["a", None, "b"]),
+        (pa.int32(), [np.array([1, 77, 2], np.int32).tobytes()], [1, None, 2]),
+        (pa.float64(), [np.array([1.5, np.nan, 2.5]).tobytes()], [1.5, None, 2.5]),
+        (pa.bool_(), [b"\x07"], [True, None, True]),
+    ],
+    ids=["string", "int32", "float64", "bool"],
+)
+def test_what_is_null_has_no_bytes_in_the_normal_form(
+    kind: pa.DataType, buffers: list[bytes], plain: list[object]
+) -> None:
+    """Of three values the second is null, and has bytes all the same."""
+    given = [pa.py_buffer(buffer) for buffer in (b"\x05", *buffers)]
+    odd = pa.Array.from_buffers(kind, 3, given)
     written = [
         NormalRows(pa.RecordBatch.from_arrays([column], ["name"])).written(0, 3)
-        for column in (odd, pa.array(["a", None, "b"]))
+        for column in (odd, pa.array(plain, kind))
     ]
-    assert odd.to_pylist() == ["a", None, "b"]
+    assert odd.to_pylist() == plain
     assert written[0] == written[1]
