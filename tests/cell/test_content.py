@@ -26,6 +26,7 @@ from quorumcast.broadcast.application import (
 )
 from quorumcast.broadcast.messages import Matches, Pull
 from quorumcast.cell.messages import Refuse, Subscribe, Vote
+from quorumcast.cell.publishing.publisher import Publisher
 from quorumcast.cell.serving import filtered_readers
 from quorumcast.cell.serving.broker import Broker
 from quorumcast.cell.serving.filtered_readers import COVER_MS, COVERED, CoverageDue
@@ -457,6 +458,22 @@ def test_predicates_go_by_the_columns_of_the_epoch() -> None:
     rows.network.carry_out(BOB, bob.adopt(following, keyring))
     asked = [s.message for s in rows.of(BOB, Send)[before:] if isinstance(s, Send)]
     assert any(isinstance(m, Subscribe) and m.where for m in asked)
+
+
+def test_reader_of_everything_may_ask_for_some_rows_once_a_column_has_come() -> None:
+    rows = Rows("ab")
+    rows.join(BOB)
+    rows.publish((5, 20, 30))
+    entry = rows.cell.manifest.channels[0]
+    entry = msgspec.structs.replace(entry, schema=(*COLUMNS, ("size", "int64")))
+    following = msgspec.structs.replace(rows.cell.manifest, epoch=2, channels=(entry,))
+    for name, machine in rows.network.machines.items():
+        assert isinstance(machine, Broker | Publisher | Subscriber)
+        keyring = following.keyring(rows.cell.keyring(name).identity)
+        rows.network.carry_out(name, machine.adopt(following, keyring))
+    rows.network.happen(BOB, Select(ORDERS, CHEAP))
+    rows.publish((6, 20, 30), (40, 50))
+    assert rows.prices(BOB) == [(1, [5, 20, 30]), (2, [6])]
 
 
 @pytest.mark.parametrize(

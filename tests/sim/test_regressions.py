@@ -46,6 +46,9 @@ FOUND = [
     "brb-equivocate-931000273",
     "brb-equivocate-931001414",
     "brb-bad-bodies-930000465",
+    # A subscriber of everything went on in an epoch with another column, and asked for some rows by
+    # the old ones: no votes fitted.
+    "brb-mangle-1025000821",
     # A subscriber handed evidence to the brokers once, over links that lost it and did not break.
     "ab+history-alter-991005363",
     # Of two runs of a lying publisher the one that won replaced, in the journal, the one that a

@@ -412,9 +412,11 @@ class Interest:
         Raises `UsageError`, and changes nothing, if the channel was made anew without the columns.
         """
         entry = self._view.channel(self.channel)
-        if self.filter is None or entry is None or entry.schema == self.entry.schema:
+        if entry is None or entry.schema == self.entry.schema:
             return False
         before, self.entry = self.entry, entry
+        if self.filter is None:
+            return False
         try:
             self.select(self.where)
         except UsageError:
