@@ -250,6 +250,21 @@ def test_root_made_anew_below_the_old_children_is_warned_of(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["up", "map"])
+def test_channel_that_the_root_deleted_does_not_keep_the_tree_from_being_run_and_shown(
+    idle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    assert main(["channel", "create", "more:ab", "-m", str(idle / "root")]) == 0
+    assert main(["channel", "delete", "events", "--yes", "-m", str(idle / "root")]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("quorumcast.cli.tree.commands.refuse_running", _stop)
+    code = main(["tree", command, str(idle)])
+    printed = capsys.readouterr()
+    assert "'events', which cell 'root' does not have; it has more; nothing" in printed.err
+    assert code == (2 if command == "up" else 0)
+    assert ("far enough" if command == "up" else "cell-1-1") in printed.out + printed.err
+
+
 def _stop(*_: object, **__: object) -> None:
     raise UsageError("far enough")
 

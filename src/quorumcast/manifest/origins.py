@@ -112,14 +112,21 @@ def check_tree(manifests: Iterable[Manifest]) -> None:
     Origins in cells that are not among these are not looked at.
     """
     cells = {manifest.key: manifest for manifest in manifests}
-    above: dict[Place, Place] = {}
     for manifest in cells.values():
         for parent, entries in manifest.parents.items():
             for entry in entries:
                 if parent in cells:
                     check_origin(manifest, entry, cells[parent])
-                if entry.origin:
-                    above[manifest.key, entry.name] = (parent, entry.origin.channel)
+    check_circles(cells.values())
+
+
+def check_circles(manifests: Iterable[Manifest]) -> None:
+    """Refuse cells of which a channel comes from itself, by way of others."""
+    above: dict[Place, Place] = {}
+    for manifest in manifests:
+        for entry in manifest.channels:
+            if entry.origin:
+                above[manifest.key, entry.name] = (entry.origin.parent, entry.origin.channel)
     for start in above:
         path = [start]
         while (place := above.get(path[-1])) is not None and place not in path:

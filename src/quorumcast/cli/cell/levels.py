@@ -40,8 +40,8 @@ class LevelBehind(msgspec.Struct, frozen=True):
         there = f"{self.parent_channel!r} of {self.parent}"
         if self.behind is None:
             return (
-                f"{here} comes from {there}; how far behind it is, is not known: too few status "
-                "pages of the two cells answer on this machine"
+                f"{here} comes from {there}; how far behind it is, is not known: {self.parent} "
+                "does not have it, or too few status pages of the two cells answer on this machine"
             )
         many = "" if self.behind == 1 else "s"
         return f"{here} is {self.behind:,} publication{many} behind {there}"
@@ -77,7 +77,7 @@ def held(cell: Known, channel: str) -> dict[str, tuple[int, int]] | None:
 
 def behind(child: Known, entry: ChannelEntry, parent: Known) -> int | None:
     """How many publications a channel of a child is behind its origin; None if unknown."""
-    if not entry.origin:
+    if not entry.origin or parent.manifest.channel(entry.origin.channel) is None:
         return None
     here, there = held(child, entry.name), held(parent, entry.origin.channel)
     if here is None or there is None:

@@ -10,7 +10,7 @@ import msgspec
 from quorumcast.cli.common import MANIFEST
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import read_manifest
-from quorumcast.manifest.origins import check_tree
+from quorumcast.manifest.origins import check_circles, check_origin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,10 @@ class TreeCell(msgspec.Struct, frozen=True):
 
 
 def read_tree(directory: Path) -> list[TreeCell]:
-    """The cells of a tree, each behind its first parent; refused if they do not fit together."""
+    """The cells of a tree, each behind its first parent; refused if there is a circle.
+
+    A channel that its parent does not have, or not so, stops no other: see `doubts`.
+    """
     found: dict[CellKey, tuple[Path, Manifest]] = {}
     for path in sorted(directory.glob(f"*/{MANIFEST}")):
         manifest = read_manifest(path)
@@ -48,7 +51,7 @@ def read_tree(directory: Path) -> list[TreeCell]:
         raise UsageError(
             f"there is no tree in {directory}; make one with 'quorumcast tree init {directory}'"
         )
-    check_tree(manifest for _, manifest in found.values())
+    check_circles(manifest for _, manifest in found.values())
     _check_parents(directory, found)
     children: dict[CellKey, list[CellKey]] = {}
     tops: list[CellKey] = []
@@ -75,20 +78,32 @@ def read_tree(directory: Path) -> list[TreeCell]:
     return cells
 
 
-def foreign_parents(cells: Sequence[TreeCell]) -> list[str]:
-    """A sentence for each cell whose parent is elsewhere, and has the name of another cell here.
+def doubts(cells: Sequence[TreeCell]) -> list[str]:
+    """A sentence for everything by which cells get nothing from one another.
 
-    That may be meant, since names of cells may collide. A root that was made anew looks the same.
+    The parent of a cell may be elsewhere and have the name of another cell here. That may be
+    meant, since names may collide; a root that was made anew looks the same. A channel may not fit
+    its parent any more, as after it was deleted there; brokers leave it, and go on with the others.
     """
-    here = {cell.manifest.key for cell in cells}
+    here = {cell.manifest.key: cell.manifest for cell in cells}
     named = {cell.name: cell.directory for cell in cells}
-    return [
-        f"the parent {name!r} of {cell.name!r} has another operator than {named[name]}, which "
-        f"gives it nothing; if the parent should be that, make {cell.name!r} anew"
-        for cell in cells
-        for name, operator in cell.manifest.parents
-        if name in named and (name, operator) not in here
-    ]
+    found: list[str] = []
+    for cell in cells:
+        for parent, entries in cell.manifest.parents.items():
+            name = parent[0]
+            if parent in here:
+                for entry in entries:
+                    try:
+                        check_origin(cell.manifest, entry, here[parent])
+                    except UsageError as error:
+                        found.append(f"{error}; nothing arrives there until it fits, or is deleted")
+            elif name in named:
+                found.append(
+                    f"the parent {name!r} of {cell.name!r} has another operator than "
+                    f"{named[name]}, which gives it nothing; if the parent should be that, make "
+                    f"{cell.name!r} anew"
+                )
+    return found
 
 
 def _check_parents(directory: Path, found: dict[CellKey, tuple[Path, Manifest]]) -> None:

@@ -251,11 +251,11 @@ def up_tree(
     Files of each cell are where 'quorumcast up' puts them: DIR/CELL/logs, DIR/CELL/evidence.
     """
     from quorumcast.cli.cell.supervisor import Supervisor
-    from quorumcast.cli.tree.cells import foreign_parents, read_tree
+    from quorumcast.cli.tree.cells import doubts, read_tree
 
     check_level(log)
     cells = read_tree(directory)
-    for sentence in foreign_parents(cells):
+    for sentence in doubts(cells):
         warn(sentence)
     names = [cell.name for cell in cells]
     for name in only or ():
@@ -324,11 +324,11 @@ def _current_picture(directory: Path) -> Table:
 def map_tree(directory: TreeArgument, json_: JsonOption = False) -> None:
     """Show the cells of a tree: who is up, and how far each cell is behind its parent."""
     from quorumcast.cli.progress import WAITING, ProgressDisplay
-    from quorumcast.cli.tree.cells import foreign_parents, read_tree
+    from quorumcast.cli.tree.cells import doubts, read_tree
     from quorumcast.cli.tree.mapping import look_at
 
     cells = read_tree(directory)
-    for sentence in foreign_parents(cells):
+    for sentence in doubts(cells):
         warn(sentence)
     with ProgressDisplay(WAITING):
         facts = look_at(cells)
