@@ -269,6 +269,26 @@ def _stop(*_: object, **__: object) -> None:
     raise UsageError("far enough")
 
 
+def test_child_of_a_root_that_changed_while_the_tree_was_down_is_given_the_new_epoch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = tmp_path / "tree"
+    options = ["--fanout", "1", "--f", "0", "--channel", "events:total"]
+    assert main(["tree", "init", str(tree), *options, "--base-port", str(base_port())]) == 0
+    assert main(["channel", "create", "more:total", "-m", str(tree / "root")]) == 0
+    capsys.readouterr()
+    with started("tree", "up", tree, "--json") as up:
+        while line(up).get("event") != "up":
+            pass
+        answer(capsys, "publish", "events", "one", "-m", tree / "root", "-i", "alice")
+        options = ["--from", "earliest", "--count", "1", "--json"]
+        with started("subscribe", "events", "-m", tree / "cell-1", "-i", "bob", *options) as reader:
+            assert line(reader)["payload"] == "one"
+            assert reader.wait(PATIENCE_S) == 0
+        up.send_signal(signal.SIGINT)
+        up.communicate(timeout=PATIENCE_S)
+
+
 def test_unknown_parent_is_refused(idle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(idle / "root")
     shutil.rmtree(idle / "cell-1" / "parents")

@@ -132,9 +132,9 @@ class SubscriptionOptions(_ChannelOptions, frozen=True, kw_only=True):
     until: Annotated[
         int | None,
         Meta(
-            description="A position before which it ends, of those that exist or that it waits for: "
-            "brokers send nothing from there on, and each publication waits for the votes of all "
-            "reachable brokers."
+            description="A position before which it ends; it waits for those that do not exist "
+            "yet. Brokers send nothing from there on, and each publication waits for the votes of "
+            "all reachable brokers."
         ),
     ] = None
     queue: Annotated[

@@ -106,6 +106,17 @@ def doubts(cells: Sequence[TreeCell]) -> list[str]:
     return found
 
 
+def renew_parents(cells: Sequence[TreeCell]) -> None:
+    """Give cells the present manifests of their parents, which may have changed while down."""
+    from quorumcast.runtime.broker.parents import renew_parent
+
+    places = {cell.manifest.key: cell.directory for cell in cells}
+    for cell in cells:
+        for parent in cell.manifest.parents:
+            if parent in places:
+                renew_parent(cell.directory, places[parent] / MANIFEST)
+
+
 def _check_parents(directory: Path, found: dict[CellKey, tuple[Path, Manifest]]) -> None:
     """Refuse an origin whose cell is here under another operator, or not at all."""
     named = {manifest.cell: path for path, manifest in found.values()}

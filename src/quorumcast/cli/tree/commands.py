@@ -251,7 +251,7 @@ def up_tree(
     Files of each cell are where 'quorumcast up' puts them: DIR/CELL/logs, DIR/CELL/evidence.
     """
     from quorumcast.cli.cell.supervisor import Supervisor
-    from quorumcast.cli.tree.cells import doubts, read_tree
+    from quorumcast.cli.tree.cells import doubts, read_tree, renew_parents
 
     check_level(log)
     cells = read_tree(directory)
@@ -277,6 +277,7 @@ def up_tree(
         for cell in cells:
             if cell.name in supervisors:
                 refuse_running(directory, cell.name, cell.manifest.brokers, command="tree up")
+        renew_parents(cells)
         for supervisor in supervisors.values():
             supervisor.start()
         watch(

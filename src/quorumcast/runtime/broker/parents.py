@@ -97,6 +97,19 @@ def find_parent(parents: Path, child: Manifest, key: CellKey, broker: str) -> Pa
     )
 
 
+def renew_parent(cell: Path, parent: Path) -> None:
+    """Put a later manifest of a parent where the brokers of a cell have theirs.
+
+    They take it from the parent themselves, but not if the parent changed while it was down: then
+    there are no signed statements on its epoch.
+    """
+    later = read_manifest(parent)
+    for path in sorted(parents_beside(cell / MANIFEST).glob(f"*/{MANIFEST}")):
+        found = read_manifest(path)
+        if found.key == later.key and found.epoch < later.epoch:
+            write_manifest(path, msgspec.json.decode(parent.read_bytes(), type=SignedManifest))
+
+
 def write_parents(cell: Path, parent: SignedManifest, uplinks: Mapping[NodeId, Identity]) -> None:
     """Write what the brokers of the cell in a directory need to reach a parent."""
     directory = cell / PARENTS / parent.manifest.cell.replace("/", "-")
