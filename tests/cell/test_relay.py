@@ -247,6 +247,34 @@ def test_wiped_broker_gets_from_the_parent_what_a_liar_withholds(policy: str) ->
     assert read_late(cells) == bodies(1, 6)
 
 
+def test_broker_keeps_what_the_parent_has_dropped_when_its_uplink_begins_anew() -> None:
+    """A liar withholds what lies before it, which once made the broker read everything anew."""
+    few = Limits(retained_publications=8, window=8, segment=4)
+    cells = TreeNetwork(
+        CellPlan("top", Policy.named("ab", limits=few), n=4),
+        CellPlan("leaf", RELAY, parent="top"),
+    )
+    cells["top"].publisher()
+    cells["leaf"].losses.append(
+        lambda sender, _, send: sender == B2 and isinstance(send.message, Regained)
+    )
+    cells.run(200)
+    publish_above(cells, 1, 6, 500)
+    cells.stop("leaf", "b1")
+    for number in range(7, 17):
+        publish_above(cells, number, 1, 50)
+    cells.start("leaf", "b1", wiped=True)
+    cells.run(20_000)
+    for number in range(17, 27):
+        publish_above(cells, number, 1, 50)
+    held = cells["leaf"].ledger("b1")
+    assert (held.base, held.next) == (9, 27)
+    cells.detach("leaf", "b1")  # as after an epoch of the child
+    cells.attach("leaf", "b1")
+    cells.run(12_000)
+    assert (held.base, held.next) == (9, 27)
+
+
 @pytest.mark.parametrize("policy", ["ab", "total"])
 def test_wiped_broker_reads_anew_what_a_liar_brought_in_part(policy: str) -> None:
     cells = tree(policy)

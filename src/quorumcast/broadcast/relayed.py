@@ -200,16 +200,19 @@ class RelayLedger(Ledger):
 class RelayCarrier(Carrier):
     """One stream of a parent cell at one broker of its child."""
 
-    __slots__ = ("ledger",)
+    __slots__ = ("ledger", "relayed")
 
     ledger: RelayLedger
 
     def __init__(self, stream: Stream, context: CarrierContext) -> None:
         super().__init__(stream, context, RelayLedger(context.policy.limits))
+        #: Whether the uplink has brought some of it in this life of the broker.
+        self.relayed = False
 
     def take(self, run: Relayed) -> list[Effect]:
         """Vouch for what the uplink accepted."""
         ledger, digests = self.ledger, split_digests(run.digests)
+        self.relayed = True
         ledger.begin_lower(run.first)
         ledger.leave_out(run.first - 1)
         ledger.fill(run.first, digests, run.bodies)

@@ -7,7 +7,8 @@ When an uplink asks where to go on, the other brokers of the cell come first: th
 parent with many children should not send everything again to each broker that restarts. The broker
 answers with `Follow` once they have brought what they hold, or after PATIENT_TICKS. A stream of
 which they seemed to hold more than they brought is read anew from the parent, because up to f of
-them may lie, and with 2f+1 brokers a restarted one has only f correct ones beside it.
+them may lie, and with 2f+1 brokers a restarted one has only f correct ones beside it. That is done
+once in the life of a broker: later the parent may retain less than the broker holds.
 
 Until a broker holds everything up to where the parent's streams ended when its uplink joined, it
 does not tell readers that join where to begin. They would begin with what is past, which has come
@@ -191,7 +192,7 @@ class Relays:
             if served.stream.channel != channel or not isinstance(carrier, RelayCarrier):
                 continue
             ledger = carrier.ledger
-            if self._recovery.has_failed(served.stream):
+            if self._recovery.has_failed(served.stream) and not carrier.relayed:
                 ledger.begin_anew()
             elif len(ledger) or ledger.exhausted:
                 cursors.append(Cursor(served.stream, ledger.next))
