@@ -275,6 +275,27 @@ def test_broker_keeps_what_the_parent_has_dropped_when_its_uplink_begins_anew() 
     assert (held.base, held.next) == (9, 27)
 
 
+def test_reader_is_told_of_a_gap_though_a_liar_claims_what_a_broker_lost() -> None:
+    """That broker tries for ever to get it from the liar; readers do not wait for that."""
+    few = Limits(retained_publications=8, window=8, segment=4)
+    cells = TreeNetwork(
+        CellPlan("top", Policy.named("ab", limits=few), n=4),
+        CellPlan("leaf", RELAY, parent="top"),
+    )
+    cells["top"].publisher()
+    cells["leaf"].losses.append(
+        lambda sender, _, send: sender == B2 and isinstance(send.message, Regained | Vote)
+    )
+    cells.run(200)
+    cells.stop("leaf", "b1")
+    for number in range(1, 17):
+        publish_above(cells, number, 1, 50)
+    cells.start("leaf", "b1", wiped=True)
+    cells.run(20_000)
+    assert read_late(cells, 12_000) == bodies(9, 8)
+    assert [gap[1:] for gap in cells["leaf"].lost("alice")] == [(1, 8)]
+
+
 @pytest.mark.parametrize("policy", ["ab", "total"])
 def test_wiped_broker_reads_anew_what_a_liar_brought_in_part(policy: str) -> None:
     cells = tree(policy)

@@ -18,7 +18,7 @@ from quorumcast.manifest.view import View
 class Lacks:
     """What one broker lacks, by what its peers have reported."""
 
-    __slots__ = ("_given_up", "_holdings", "_journal", "_served", "_view")
+    __slots__ = ("_failed", "_given_up", "_holdings", "_journal", "_served", "_view")
 
     def __init__(
         self, view: View, served: ServedStreams, journal: Journal, holdings: Holdings
@@ -29,10 +29,15 @@ class Lacks:
         self._holdings = holdings
         #: Streams for which nothing can be fetched before, or after (True), what is held, for now.
         self._given_up: dict[tuple[Stream, bool], None] = {}
+        #: Streams that are served, of which the range before what is held was given up before.
+        self._failed: dict[Stream, None] = {}
 
     def give_up(self, stream: Stream, *, after: bool) -> None:
         """Note that nothing can be fetched after, or before, what is held of a stream."""
         self._given_up[stream, after] = None
+        if not after:
+            self._failed = {s: None for s in self._failed if self._served.get(s.data)}
+            self._failed[stream] = None
 
     def try_again(self, streams: Iterable[Stream]) -> None:
         """Peers have reported something new of these."""
@@ -57,6 +62,15 @@ class Lacks:
         if entry is None or not (recoverable(entry) or stream.lane is Lane.HISTORY):
             return None
         return entry
+
+    def expected(self, stream: Stream) -> bool:
+        """Whether subscribers may wait for what peers hold and this broker does not.
+
+        They do not wait for a second attempt: liars may claim for ever to hold what comes before.
+        """
+        if self.ahead(stream) is not None:
+            return True
+        return stream not in self._failed and self.before(stream) is not None
 
     def wanted(self, stream: Stream) -> tuple[int, int] | None:
         """What peers hold and this broker does not, after or before what it holds."""

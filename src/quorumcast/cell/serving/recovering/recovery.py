@@ -235,7 +235,7 @@ class Recovery:
 
     def expects(self, stream: Stream) -> bool:
         """Whether what lies before a lane may still be fetched: subscribers can wait for it."""
-        return self._in_doubt.includes(stream) or self._lacks.wanted(stream) is not None
+        return self._in_doubt.includes(stream) or self._lacks.expected(stream)
 
     # --------------------------------------------------------------- asking
 
