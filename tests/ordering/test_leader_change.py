@@ -13,10 +13,10 @@ from tests.support.ordering import TOTAL, TOTAL_CRASH, accepted, batch, word
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Persist, Send, Suspect, Suspicion
 from quorumcast.core.quorum import OrderQuorums, Protection
-from quorumcast.core.statements import Signed, StopStatement, canonical, parse_stop
+from quorumcast.core.statements import Claim, Signed, StopStatement, canonical, parse_stop
 from quorumcast.ordering.consensus import Conclusion, Consensus, value_of
 from quorumcast.ordering.genesis import Genesis
-from quorumcast.ordering.leader_change import LeaderChange, Moved
+from quorumcast.ordering.leader_change import STATEMENTS_MS, LeaderChange, Moved
 from quorumcast.ordering.messages import (
     Accept,
     Fetch,
@@ -60,11 +60,12 @@ class Part:
         log: Protection = BYZANTINE,
         durable: bool = False,
         members: tuple[NodeId, ...] = FOUR,
+        holds: bool = True,
     ) -> None:
         quorums = OrderQuorums(len(members), 1, log is BYZANTINE)
         self.peers = tuple(member for member in members if member != me)
         self.consensus = Consensus(
-            log, me, members, quorums, HASH, durable=durable, window=4, holds=lambda _: True
+            log, me, members, quorums, HASH, durable=durable, window=4, holds=lambda _: holds
         )
         self.genesis = Known()
         self.change = LeaderChange(
@@ -422,3 +423,42 @@ def test_crash_log_has_the_same_phase_with_its_own_quorums() -> None:
     assert len(messages(effects, Sync)) == 1
     assert part.consensus.conclusion == Conclusion(0, {1: VA})
     assert suspects(effects) == []
+
+
+def crash_words(claims: dict[NodeId, tuple[Claim, ...]]) -> list[tuple[NodeId, StopData]]:
+    """What brokers of a crash log say for regency 1."""
+    cell, found = Cell(TOTAL_CRASH, n=3), []
+    for name, made in claims.items():
+        said = StopStatement(
+            cell="demo", log=CRASH, broker=name, regency=1, decided=0, stable=0, blind=0,
+            claims=made,
+        )  # fmt: skip
+        signature = cell.keyring(name).identity.sign(canonical(said))
+        found.append((name, StopData(CRASH, signature)))
+    return found
+
+
+@pytest.mark.parametrize("third", [(), (accepted(VA),)], ids=["free", "bound"])
+def test_leader_is_not_bound_to_what_one_broker_alone_accepted_and_keeps_back(
+    third: tuple[Claim, ...],
+) -> None:
+    """b1's word comes first; what two of three accepted may be decided, and binds the leader."""
+    part = Part(B2, log=CRASH, members=(B1, B2, B3), holds=False)
+    part.consensus.on_propose(B1, Propose(CRASH, 0, 1, A))
+    part.stops(1, B3)
+    first, last = crash_words({B1: (accepted(VA),), B3: third})
+    assert part.change.on_stop_data(*first, LATER) == []
+    assert len(messages(part.change.on_stop_data(*last, LATER), Sync)) == 1
+    assert part.consensus.conclusion == Conclusion(0, {1: VA} if third else {})
+
+
+def test_leader_that_lacks_what_binds_it_waits_a_while_for_other_words() -> None:
+    part = Part(B2, log=CRASH, members=(B1, B2, B3), holds=False)
+    part.consensus.on_propose(B1, Propose(CRASH, 0, 1, A))
+    part.stops(1, B3)
+    ((name, word_),) = crash_words({B1: (accepted(VA),)})
+    part.change.on_stop_data(name, word_, LATER)
+    before, due = LATER + STATEMENTS_MS - 1, LATER + STATEMENTS_MS
+    assert messages(part.change.maybe_lead(Millis(before)), Sync) == []
+    assert len(messages(part.change.maybe_lead(Millis(due)), Sync)) == 1
+    assert part.consensus.conclusion == Conclusion(0, {1: VA})

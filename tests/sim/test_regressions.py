@@ -46,6 +46,8 @@ FOUND = [
     "brb-equivocate-931000273",
     "brb-equivocate-931001414",
     "brb-bad-bodies-930000465",
+    # Every new leader was bound to an offer that the first leader alone had and gave to nobody.
+    "total-crash-withhold-offers-1025001254",
     # A subscriber of everything went on in an epoch with another column, and asked for some rows by
     # the old ones: no votes fitted.
     "brb-mangle-1025000821",

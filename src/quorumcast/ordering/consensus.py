@@ -291,6 +291,12 @@ class Consensus:
         """Whether this broker must say nothing there."""
         return self.late or instance <= self.blind
 
+    def holds(self, instance: int, value: bytes) -> bool:
+        """Whether this broker could vote for a value there: it holds everything in it."""
+        slot = self.slot(instance)
+        known = value in slot.batches and self._holds(slot.batches[value])
+        return known or slot.decided == value
+
     def waiting(self) -> list[tuple[int, Batch]]:
         """Proposals of this regency that have not been voted for, and why: something is lacking."""
         # Asked with every offer: nothing waits outside the window, and many slots lie behind it.

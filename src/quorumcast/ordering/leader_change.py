@@ -28,7 +28,7 @@ a decided batch; here crash and Byzantine logs both use this one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Drop, DropReason, Effect, Persist, Send, Suspect, Suspicion
@@ -45,6 +45,8 @@ from quorumcast.ordering.messages import Fetch, Standing, Stop, StopData, Sync
 #: leader until something is ordered, so that in a slow network some leader has time enough.
 LEADER_TIMEOUT_MS = 600
 MAX_LEADER_TIMEOUT_MS = 8 * LEADER_TIMEOUT_MS
+#: A new leader waits this long for more statements than n-f if these bind it to what it lacks.
+STATEMENTS_MS = 300
 #: After this time in which no order took half of the leader timeout, the timeout is halved.
 CALM_MS = 10_000
 #: How long one offer may wait while others are ordered.
@@ -117,6 +119,11 @@ def _value_of(
     if sum(not claim.value for claim in heard) >= quorums.decide:
         return b""
     return None
+
+
+def _claims(statement: StopStatement, values: Collection[tuple[int, bytes]]) -> bool:
+    """Whether a broker says that it accepted one of these values."""
+    return any((claim.instance, claim.value) in values for claim in statement.claims)
 
 
 def read_stop(
@@ -268,12 +275,43 @@ class LeaderChange:
         if self._sync is not None:
             return [Send((sender,), self._sync)] if sender != self._me else []
         self._statements[sender] = (message.statement, statement)
-        conclusion = conclude(self._quorums, [stated for _, stated in self._statements.values()])
-        if conclusion is None:
-            return []
-        shown = tuple([signed for signed, _ in self._statements.values()])
-        self._pending = (conclusion, Sync(self._log, consensus.regency, shown))
+        self._choose()
         return self.maybe_lead(now)
+
+    def _choose(self) -> None:
+        """Choose the statements to show: all so far, or those that bind to nothing unknown.
+
+        One broker alone may have accepted what its publisher gave to nobody else, and keep it back.
+        Where brokers only crash, all would wait for that broker; any n-f statements will do.
+        """
+        stated = list(self._statements.values())
+        found = self._concluded(stated)
+        if found is None:
+            return
+        self._pending = found
+        unknown = {(i, value) for i, value in found[0].values.items() if self._lacks(i, value)}
+        others = [(signed, said) for signed, said in stated if not _claims(said, unknown)]
+        if unknown and (chosen := self._concluded(others)) is not None:
+            self._pending = chosen
+
+    def _concluded(
+        self, stated: Sequence[tuple[Signed, StopStatement]]
+    ) -> tuple[Conclusion, Sync] | None:
+        conclusion = conclude(self._quorums, [statement for _, statement in stated])
+        if conclusion is None:
+            return None
+        shown = tuple([signed for signed, _ in stated])
+        return conclusion, Sync(self._log, self._consensus.regency, shown)
+
+    def _lacks(self, instance: int, value: bytes) -> bool:
+        """Whether this leader would have to propose something that it does not hold."""
+        return value != b"" and not self._consensus.holds(instance, value)
+
+    def _waits(self, conclusion: Conclusion, now: Millis) -> bool:
+        """Whether this leader lacks what it is bound to, and other statements may still come."""
+        lacks = any(self._lacks(i, value) for i, value in conclusion.values.items())
+        missing = len(self._statements) < len(self._consensus.members)
+        return lacks and missing and now - self.entered_at < STATEMENTS_MS
 
     def lacking(self) -> list[bytes]:
         """Values that this leader must propose and does not know."""
@@ -298,6 +336,8 @@ class LeaderChange:
         lacking = self.lacking()
         if lacking:
             return [Send(self._consensus.peers, Fetch(self._log, tuple(lacking)))]
+        if self._waits(self._pending[0], now):
+            return []
         conclusion, self._sync = self._pending
         self._pending = None
         self.entered_at = now
