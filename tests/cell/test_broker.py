@@ -369,6 +369,30 @@ def test_broker_cursor_is_answered_with_votes_from_there() -> None:
     assert sent(bare, Vote) == [Send((CAROL,), Vote(STREAM, 1, digests(b"a", b"b")))]
 
 
+def test_broker_asked_for_a_few_streams_names_the_lives_of_their_publishers_alone() -> None:
+    made = broker()
+    theirs, later = Stream(ORDERS, CAROL, 1), Stream(ORDERS, ALICE, 2)
+    for stream in (STREAM, theirs, later):
+        made.handle(publish(1, b"a", stream=stream, sender=stream.publisher), T0)
+    few = Subscribe(ORDERS, (Cursor(STREAM, 1),), False, few=True)
+    named = (Position(STREAM, 1, 2), Position(later, 1, 2))
+    assert made.handle(Receive(BOB, few), T0) == [
+        Send((BOB,), Positions(ORDERS, named, few=True)),
+        Send((BOB,), Vote(STREAM, 1, digests(b"a"))),
+    ]
+
+
+def test_broker_asked_for_a_few_streams_keeps_how_far_a_subscriber_is_behind_on_others() -> None:
+    made = broker(limited("ab", replay=3))
+    theirs = Stream(ORDERS, CAROL, 1)
+    for stream in (STREAM, theirs):
+        made.handle(publish(1, *bodies(1, 10), stream=stream, sender=stream.publisher), T0)
+    made.handle(subscribe(BOB, Cursor(STREAM, 1), Cursor(theirs, 1)), T0)
+    assert made.subscribers() == {ORDERS: {BOB: 14}}
+    made.handle(Receive(BOB, Subscribe(ORDERS, (Cursor(STREAM, 5),), False, few=True)), T0)
+    assert made.subscribers() == {ORDERS: {BOB: 10}}
+
+
 def test_broker_cursor_at_the_end_or_on_an_unknown_stream_replays_nothing() -> None:
     made = broker()
     made.handle(publish(1, b"a"), T0)

@@ -233,14 +233,51 @@ def test_subscriber_order_on_a_channel_without_chains_is_dropped() -> None:
     assert effects == [Drop(DropReason.BAD_CHAIN, B1)]
 
 
-def test_subscriber_new_stream_is_followed_once_f_plus_1_brokers_vote_on_it() -> None:
+def test_subscriber_new_stream_is_accepted_from_the_votes_that_named_it() -> None:
+    """Nothing is asked of brokers: with many streams that cost more than all publications."""
     made = subscriber()
+    new = Stream(ORDERS, CAROL, 1)
+    assert made.handle(vote(B1, 1, b"a", full=True, stream=new), T0) == []
+    assert made.handle(vote(B2, 1, b"a", stream=new), T0) == []
+    (delivery,) = made.handle(vote(B3, 1, b"a", stream=new), T0)
+    assert delivery == Deliver(new, 1, digests(b"a"), b"a", (B1, B2, B3))  # type: ignore[arg-type]
+
+
+def test_subscriber_new_stream_of_which_votes_were_missed_is_asked_for_alone() -> None:
+    made = subscriber()
+    new = Stream(ORDERS, CAROL, 1)
+    assert made.handle(vote(B1, 2, b"b", stream=new), T0) == []
+    asked = messages(made.handle(vote(B2, 1, b"a", stream=new), T0), Subscribe)
+    assert [(m.cursors, m.few) for m in asked] == [((Cursor(new, 1),), True)] * 4  # type: ignore[attr-defined]
+
+
+def test_subscriber_new_stream_is_asked_for_if_a_broker_reconnected_meanwhile() -> None:
+    made = subscriber()
+    new = Stream(ORDERS, CAROL, 1)
+    made.handle(vote(B1, 1, b"a", stream=new), T0)
+    made.handle(Connected(B1), T0)
+    asked = messages(made.handle(vote(B2, 1, b"a", stream=new), T0), Subscribe)
+    assert [m.cursors for m in asked] == [(Cursor(new, 1),)] * 4  # type: ignore[attr-defined]
+
+
+def test_subscriber_next_life_of_a_publisher_asks_for_all_its_lives_and_no_others() -> None:
+    """What the earlier one lacks must come before too many lives make brokers give it up."""
+    made = subscriber(start=4)
+    feed(made.handle, *(vote(b, 1, b"a", stream=Stream(ORDERS, CAROL, 1)) for b in BROKERS))
     new = Stream(ORDERS, ALICE, 2)
-    assert made.handle(vote(B1, 1, b"a", stream=new), T0) == [Drop(DropReason.UNKNOWN_STREAM, B1)]
+    feed(made.handle, vote(B1, 1, b"a", stream=new))
     effects = made.handle(vote(B2, 1, b"a", stream=new), T0)
     asked = messages(effects, Subscribe)
-    assert len(asked) == 4
-    assert Cursor(new, 1) in asked[0].cursors  # type: ignore[attr-defined]
+    assert [m.cursors for m in asked] == [(Cursor(STREAM, 4), Cursor(new, 1))] * 4  # type: ignore[attr-defined]
+
+
+def test_subscriber_answer_about_a_few_streams_leaves_what_is_known_of_others() -> None:
+    """A gap in one stream is found by reports on all of them."""
+    made = subscriber(start=3)
+    new = Stream(ORDERS, CAROL, 1)
+    assert made.handle(Receive(B1, positions(9, 5)), T0) == []
+    made.handle(Receive(B1, Positions(ORDERS, (Position(new, 1, 9),), few=True)), T0)
+    assert made.handle(Receive(B2, positions(9, 5)), T0) == [DeliverGap(STREAM, 3, 4)]
 
 
 def test_subscriber_message_of_another_protocol_is_unexpected() -> None:

@@ -86,6 +86,7 @@ class Subscribe(Message, frozen=True, array_like=True):
     With `since` (microseconds), `Position.base` in the answer is the first number of that time, or
     one before it. With `until`: only numbers before that one, once. `join` tells the subscriptions
     of one node apart. With `where`: only what matches one of these predicates, as `Matches`.
+    `few`: about the streams of these cursors; what was asked for of others stays as it is.
     """
 
     channel: ChannelName
@@ -95,6 +96,7 @@ class Subscribe(Message, frozen=True, array_like=True):
     until: Count = 0
     join: Count = 0
     where: Annotated[tuple[PredicateText, ...], Meta(max_length=limits.MAX_PREDICATES)] = ()
+    few: bool = False
 
 
 class Unsubscribe(Message, frozen=True, array_like=True):
@@ -106,14 +108,15 @@ class Unsubscribe(Message, frozen=True, array_like=True):
 class Positions(Message, frozen=True, array_like=True):
     """The answer to a subscription: every stream of the channel that this broker knows.
 
-    `join` is that of the `Subscribe` that it answers, and so is `bodies`: whether votes come with
-    contents from here on.
+    Or those that it was asked about (`few`). `join` is that of the `Subscribe` that it answers, and
+    so is `bodies`: whether votes come with contents from here on.
     """
 
     channel: ChannelName
     positions: Annotated[tuple[Position, ...], Meta(max_length=limits.MAX_STREAMS_NAMED)]
     join: Count = 0
     bodies: bool = False
+    few: bool = False
 
 
 class Vote(Message, frozen=True, array_like=True):

@@ -42,15 +42,23 @@ EXCERPT_BYTES = 1024 * 1024
 class AudienceMember:
     """One subscriber of a channel."""
 
-    __slots__ = ("bodies", "lag", "whole")
+    __slots__ = ("behind", "bodies", "whole")
 
     def __init__(self) -> None:
         #: Whether it wants the contents of publications.
         self.bodies = False
         #: Whether it wants all rows.
         self.whole = True
-        #: Publications that its last subscription asked for, beyond what one replay contains.
-        self.lag = 0
+        #: Publications that its last request for a stream asked for, beyond what one replay
+        #: contains; of those streams of which there are any.
+        self.behind: dict[Stream, int] = {}
+
+    def note(self, stream: Stream, behind: int) -> None:
+        """Note how many publications of a stream the next request will ask for."""
+        if behind > 0:
+            self.behind[stream] = behind
+        else:
+            self.behind.pop(stream, None)
 
 
 class Audience:
@@ -78,7 +86,7 @@ class Audience:
         A subscriber that is behind repeats its subscription whenever it has made progress.
         """
         return {
-            channel: {name: reader.lag for name, reader in readers.items()}
+            channel: {name: sum(reader.behind.values()) for name, reader in readers.items()}
             for channel, readers in self._readers.items()
         }
 
@@ -109,7 +117,8 @@ class Audience:
         readers = self._readers.setdefault(asked.channel, {})
         entered = readers.setdefault(reader, AudienceMember())
         entered.bodies = asked.bodies
-        entered.lag = 0  # until `replay` has found out
+        if not asked.few:
+            entered.behind.clear()  # until `replay` has found out
         known = self.filtered.known.get(reader, asked.channel)
         entered.whole = known is None
         if known is not None:
@@ -219,7 +228,7 @@ class Audience:
                 full = asked.bodies or held.order[-1:] == (self._me,)
                 effects.append(Send((reader,), vote, held.bodies if full else ()))
         if not asked.until and stream.lane is Lane.DATA:
-            self._readers[stream.channel][reader].lag += max(0, end - first)
+            self._readers[stream.channel][reader].note(stream, end - first)
         return effects
 
     def _vote_again(self, served: ServedStream, stream: Stream, held: StoredRun) -> Vote | None:

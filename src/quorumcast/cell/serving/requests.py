@@ -62,12 +62,14 @@ class Requests:
         if not asked.cursors and self._relays.is_behind(channel):
             return False, []  # it cannot tell where to begin; the subscriber asks again
         cursors = {cursor.stream: cursor.next for cursor in asked.cursors}
-        held = self._served.positions(channel, self._recovery.expects, asked.since, cursors)
+        held = self._served.positions(
+            channel, self._recovery.expects, asked.since, cursors, few=asked.few
+        )
         nothing = all(position.next == 1 for position in held)
         if nothing and self._sequencers.is_behind(channel):
             return False, []  # it cannot tell where the order begins; the subscriber asks again
         effects: list[Effect] = [
-            Send((sender,), Positions(channel, held, asked.join, asked.bodies))
+            Send((sender,), Positions(channel, held, asked.join, asked.bodies, asked.few))
         ]
         for stream, first in cursors.items():
             served = self._served.with_lane(stream)

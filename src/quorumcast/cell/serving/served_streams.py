@@ -14,7 +14,7 @@ whatever its age (`Carrier.spare`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -475,13 +475,19 @@ class ServedStreams:
         if self._over_of(data).learn(data.incarnation, end):
             self._endings.append(data)
 
-    def positions_of_ended(self, channel: Channel) -> list[Position]:
-        """The positions of streams that ended here, for subscribers and brokers that lack them."""
+    def positions_of_ended(
+        self, channel: Channel, owners: Iterable[Owner] | None = None
+    ) -> list[Position]:
+        """The positions of streams that ended here, for subscribers and brokers that lack them.
+
+        Of some owners, or of the whole channel.
+        """
+        ended = self._ended
         return [
             Position(Stream(channel, publisher, incarnation), end, end, over=True)
-            for (name, publisher), over in self._ended.items()
-            if name == channel
-            for incarnation, end in over.ends.items()
+            for name, publisher in (ended if owners is None else owners)
+            if name == channel and (name, publisher) in ended
+            for incarnation, end in ended[name, publisher].ends.items()
         ]
 
     def positions(
@@ -490,46 +496,63 @@ class ServedStreams:
         expects: Callable[[Stream], bool],
         since_us: int = 0,
         wanted: Mapping[Stream, int] | None = None,
+        *,
+        few: bool = False,
     ) -> tuple[Position, ...]:
         """What is held of a channel's streams and their histories, or expected from peers.
 
         With a time, from the first publication of that time on. `wanted` are the next numbers of a
-        subscriber, which may be in a hole of a ledger: then what is held begins behind it.
+        subscriber, which may be in a hole of a ledger: then what is held begins behind it. `few`:
+        only the streams of the publishers of these.
         """
-        found = self.positions_of_ended(channel)
+        wanted = {} if wanted is None else wanted
+        owners = {(stream.channel, stream.publisher): None for stream in wanted} if few else None
+        found = self.positions_of_ended(channel, owners)
         search = Search(since_us)
-        for data, served in self._by_stream.items():
-            if data.channel != channel or not served.genuine:
-                continue
-            ledger, carrier = served.carrier.ledger, served.carrier
-            oldest, end = ledger.base, ledger.next
-            if ledger.base > ledger.floor and expects(data):
-                oldest = ledger.floor
-            behind = ledger.behind_hole(wanted.get(data, 0)) if wanted else 0
-            if behind and not expects(data):
-                oldest = behind
-            histories = carrier.histories
-            if histories is not None:
-                # A subscriber that begins with the next history must not wait for earlier numbers.
-                end = max(end, carrier.settled + 1)
-            if not served.over:
-                # With Bracha's broadcast what is acknowledged need not be delivered yet. A reader
-                # of the past that begins now must not end before it.
-                end = max(end, carrier.upto + 1)
-            if since_us:
-                first = _first_since(ledger, search, labelled=served.entry.policy.total)
-                # What is expected may begin earlier; the subscriber skips what is before the time.
-                base = oldest if first == ledger.base else first
-                found.append(Position(data, base, end, oldest, served.over))
-            else:
-                found.append(Position(data, oldest, end, over=served.over))
-            if histories is not None:
-                ledger = histories.ledger
-                upto = min(ledger.next, histories.settled + 1)
-                expected = ledger.base > ledger.floor and expects(data.history)
-                oldest = ledger.floor if expected else ledger.base
-                found.append(Position(data.history, oldest, max(ledger.base, upto)))
+        for owner in self._by_owner if owners is None else owners:
+            if owner[0] == channel:
+                for served in self.of(owner).values():
+                    found += self._positions_of(served, expects, search, wanted)
         return name_in_turn(found)
+
+    def _positions_of(
+        self,
+        served: ServedStream,
+        expects: Callable[[Stream], bool],
+        search: Search,
+        wanted: Mapping[Stream, int],
+    ) -> Iterator[Position]:
+        """What is held of a stream, and of its histories."""
+        if not served.genuine:
+            return
+        data, carrier, ledger = served.stream, served.carrier, served.carrier.ledger
+        oldest, end = ledger.base, ledger.next
+        if ledger.base > ledger.floor and expects(data):
+            oldest = ledger.floor
+        behind = ledger.behind_hole(wanted.get(data, 0)) if wanted else 0
+        if behind and not expects(data):
+            oldest = behind
+        histories = carrier.histories
+        if histories is not None:
+            # A subscriber that begins with the next history must not wait for earlier numbers.
+            end = max(end, carrier.settled + 1)
+        if not served.over:
+            # With Bracha's broadcast what is acknowledged need not be delivered yet. A reader
+            # of the past that begins now must not end before it.
+            end = max(end, carrier.upto + 1)
+        if search.since_us:
+            first = _first_since(ledger, search, labelled=served.entry.policy.total)
+            # What is expected may begin earlier; the subscriber skips what is before the time.
+            base = oldest if first == ledger.base else first
+            yield Position(data, base, end, oldest, served.over)
+        else:
+            yield Position(data, oldest, end, over=served.over)
+        if histories is not None:
+            ledger = histories.ledger
+            upto = min(ledger.next, histories.settled + 1)
+            expected = ledger.base > ledger.floor and expects(data.history)
+            oldest = ledger.floor if expected else ledger.base
+            yield Position(data.history, oldest, max(ledger.base, upto))
 
     # ------------------------------------------------------------- retention
 

@@ -15,7 +15,7 @@ are there as well, unless f+1 brokers hold something that is older than the time
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,6 +28,7 @@ from quorumcast.cell.messages import Positions, Subscribe
 from quorumcast.cell.naming import name_in_turn
 from quorumcast.cell.subscribing.archive import Archive, HeldForm
 from quorumcast.cell.subscribing.excerpt import FIRST_SPAN, Excerpt, Spans
+from quorumcast.cell.subscribing.new_streams import NewStreams
 from quorumcast.cell.subscribing.reports import Reports
 from quorumcast.cell.subscribing.silence import SilenceWatch
 from quorumcast.cell.subscribing.source import Source
@@ -58,7 +59,6 @@ class Interest:
         "_doubts",
         "_floor",
         "_lost",
-        "_named",
         "_named_from",
         "_resumed",
         "_rules",
@@ -78,6 +78,7 @@ class Interest:
         "excerpt",
         "filter",
         "join",
+        "new",
         "pulls",
         "reports",
         "requested",
@@ -123,9 +124,8 @@ class Interest:
         self.telling = Telling(entry.policy.limits)
         self._rules = rules_for(view.quorums, entry.policy, view.brokers)
         self.reports = Reports(view, entry.policy)
-        #: Streams (data lanes) that too few brokers have named yet, and which ones have; of each
-        #: publisher at most as many by each broker as a correct one may know of.
-        self._named: dict[Stream, dict[NodeId, None]] = {}
+        #: Streams that too few brokers have named yet.
+        self.new = NewStreams()
         #: Incarnations of a publisher up to this one are over and forgotten.
         self._floor: dict[NodeId, int] = {}
         #: Refreshes before it began.
@@ -171,10 +171,7 @@ class Interest:
             self.telling.adopt(entry.policy.limits)
         self._silence.retain(members)
         self.reports.forget_gone()
-        for data, named in list(self._named.items()):
-            self._named[data] = {broker: None for broker in named if broker in members}
-            if not self._named[data]:
-                del self._named[data]
+        self.new.retain(members)
         if self.source.broker not in members:
             self.source.use(None)
         for acceptor in self.acceptors.values():
@@ -188,7 +185,8 @@ class Interest:
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        sizes = {"acceptors": len(self.acceptors), "named": len(self._named)}
+        sizes = {"acceptors": len(self.acceptors), "named": len(self.new)}
+        sizes["early"] = len(self.new.votes)
         sizes.update(self._silence.sizes(), owed_from=len(self.source))
         parts = [(stream, acceptor.sizes()) for stream, acceptor in self.acceptors.items()]
         parts += [(stream, archive.sizes()) for stream, archive in self.archives.items()]
@@ -196,14 +194,18 @@ class Interest:
             sizes.update({f"{stream}/{name}": size for name, size in part.items()})
         return sizes
 
-    def subscribe_to(self, broker: NodeId) -> Subscribe:
-        """The request that (re)starts a broker's votes for us."""
-        cursors = [Cursor(stream, a.next) for stream, a in self.acceptors.items()]
-        since = 0 if self.begun else self._since
-        until = self.excerpt.asked if self.excerpt else 0
-        wants_bodies = broker == self.source.broker
+    def subscribe_to(self, broker: NodeId, few: Collection[Stream] = ()) -> Subscribe:
+        """The request that (re)starts a broker's votes for us, of all streams or of a few."""
+        cursors = [Cursor(stream, self.acceptors[stream].next) for stream in few or self.acceptors]
         return Subscribe(
-            self.channel, name_in_turn(cursors), wants_bodies, since, until, self.join, self.where
+            self.channel,
+            name_in_turn(cursors),
+            bodies=broker == self.source.broker,
+            since=0 if self.begun else self._since,
+            until=self.excerpt.asked if self.excerpt else 0,
+            join=self.join,
+            where=self.where,
+            few=bool(few),
         )
 
     @property
@@ -223,11 +225,15 @@ class Interest:
                 continue
             acceptor = self.acceptors[stream] = self._acceptor(stream, old.next)
             acceptor.follow(old)
+        self.new.votes.clear()
         self.pulls.clear()
         self.requested.clear()
 
-    def asked_again(self) -> None:
-        """Note that all brokers are asked for everything from the cursors on."""
+    def asked_again(self, few: Iterable[Stream] = ()) -> None:
+        """Note that all brokers are asked from the cursors on: for everything, or a few streams."""
+        if few:
+            self.requested.update({stream: self.acceptors[stream].next for stream in few})
+            return
         self.reports.ask()
         self.requested = {s: a.next for s, a in self.acceptors.items()}
         order = total_order(self.channel)
@@ -241,6 +247,7 @@ class Interest:
         """Forget what a broker reported, and that it lagged: it may have restarted."""
         self._silence.forget(broker)
         self.source.doubt(broker)
+        self.new.votes.clear(broker)
         if not self.begun:
             self.reports.forget(broker)
 
@@ -252,7 +259,10 @@ class Interest:
             # It answers an earlier subscription, so it may be from before this one was made.
             return False, []
         held = {p.stream: p for p in message.positions if self._relevant(p.stream)}
-        self.reports.replace(broker, held)
+        if message.few:
+            self.reports.amend(broker, held)
+        else:
+            self.reports.replace(broker, held)
         self.source.note(broker, self.acceptors, knows=message.bodies)
         if not self.begun:
             return self._maybe_begin()
@@ -369,35 +379,25 @@ class Interest:
         stop = oldest if self.excerpt is None else min(oldest, self.excerpt.until)
         return [DeliverGap(stream, first, stop - 1)] if first < stop else []
 
+    def may_follow(self, stream: Stream) -> bool:
+        """Whether a stream would be followed if enough brokers named it."""
+        return self.begun and stream not in self.acceptors and self._relevant(stream)
+
     def name(self, broker: NodeId, stream: Stream) -> bool:
         """Note that a broker named a stream; True if it is followed from now on."""
-        if stream in self.acceptors or not self.begun or not self._relevant(stream):
+        if not self.may_follow(stream):
             return False
-        data = stream.data
-        named = self._named.setdefault(data, {})
-        named[broker] = None
-        if len(named) >= self.reports.enough:
-            del self._named[data]
-            self._accept_from(data, 1)
-            if self.entry.policy.has_history:
-                self._accept_from(data.history, 1)
-            return True
-        self._limit_named(broker, data.publisher)
-        return False
-
-    def _limit_named(self, broker: NodeId, publisher: NodeId) -> None:
-        """Bound the streams of each publisher that a broker names and too few others do.
-
-        Per publisher: one that opens streams without end at single brokers must not use up what
-        those may name of other publishers. Not on a relayed channel, where any name may be one.
-        """
-        alike = None if self.entry.policy.relayed else publisher
-        mine = [s for s, by in self._named.items() if broker in by and alike in (None, s.publisher)]
-        most = self.entry.policy.limits.streams_per_publisher + MAX_ENDED
-        for stale in mine[: max(0, len(mine) - most)]:
-            del self._named[stale][broker]
-            if not self._named[stale]:
-                del self._named[stale]
+        data, policy = stream.data, self.entry.policy
+        if not self.new.name(broker, data, self.reports.enough):
+            # Per publisher: one that opens streams without end at single brokers must not use up
+            # what those may name of others. Not on a relayed channel, where any may be one.
+            alike = None if policy.relayed else data.publisher
+            self.new.limit(broker, alike, policy.limits.streams_per_publisher + MAX_ENDED)
+            return False
+        self._accept_from(data, 1)
+        if policy.has_history:
+            self._accept_from(data.history, 1)
+        return True
 
     def _accept_from(self, stream: Stream, first: int) -> None:
         limits = self.entry.policy.limits

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from quorumcast.cell.messages import Position
 from quorumcast.core.ids import Lane, NodeId, Stream
-from quorumcast.core.limits import MAX_NUMBER
+from quorumcast.core.limits import MAX_NUMBER, MAX_STREAMS_NAMED
 from quorumcast.core.quorum import accept_votes
 from quorumcast.core.tally import reached_by
 from quorumcast.manifest.policy import Policy
@@ -45,6 +45,12 @@ class Reports:
         """Replace the report of a broker."""
         self._held[broker] = held
         self._rounds[broker] = self._round
+
+    def amend(self, broker: NodeId, held: dict[Stream, Position]) -> None:
+        """Take the positions of some streams into the report of a broker, if there is one."""
+        report = self._held.get(broker)
+        if report is not None and len(report) + len(held) <= MAX_STREAMS_NAMED:
+            report.update(held)
 
     def ask(self) -> None:
         """All brokers are about to be asked."""

@@ -121,18 +121,28 @@ class SilenceWatch:
         if late_ms > LATE_MS:
             return {}, []
         self._looks += 1
-        streams = [a for stream, a in acceptors.items() if stream.lane is Lane.DATA]
+        voted = dict.fromkeys(brokers, 0)
+        streams: list[tuple[Acceptor, int]] = []
+        for stream, acceptor in acceptors.items():
+            if stream.lane is not Lane.DATA:
+                continue
+            last, votes = accepted.get(stream, 0), acceptor.last_vote
+            owes = bool(self._debts.get(stream))
+            for broker in brokers:
+                number = votes.get(broker, 0)
+                voted[broker] += number
+                owes = owes or number < last
+            if owes:  # few of many streams
+                streams.append((acceptor, last))
         ask: dict[NodeId, dict[Stream, int]] = {}
         effects: list[Effect] = []
         for broker in brokers:
             delays = self._delays.setdefault(broker, BrokerDelays())
-            voted = sum(acceptor.last_vote.get(broker, 0) for acceptor in streams)
-            if voted != delays.voted:
-                delays.voted = voted
+            if voted[broker] != delays.voted:
+                delays.voted = voted[broker]
                 self._heard[broker] = self._heard.get(broker, 0) + 1
             owed: dict[Stream, Debt] = {}
-            for acceptor in streams:
-                last = accepted.get(acceptor.stream, 0)
+            for acceptor, last in streams:
                 debt = self._debt(delays, broker, acceptor, last)
                 if debt is not None and not is_gone(acceptor.stream, last):
                     owed[acceptor.stream] = debt

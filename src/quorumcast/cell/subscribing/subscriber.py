@@ -13,6 +13,8 @@ they are asked, again with every refresh, until enough have signed.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.application import (
     Deliver,
@@ -303,10 +305,11 @@ class Subscriber:
                 effects += self._advance(interest, acceptor)
         return effects
 
-    def _ask_all(self, interest: Interest) -> list[Effect]:
-        interest.asked_again()
-        asked = [Send((broker,), interest.subscribe_to(broker)) for broker in self._up]
-        # Streams end when new ones take their place, and then all cursors are sent anew.
+    def _ask_all(self, interest: Interest, few: Collection[Stream] = ()) -> list[Effect]:
+        """Ask all brokers again, for everything or for a few streams."""
+        interest.asked_again(few)
+        asked = [Send((broker,), interest.subscribe_to(broker, few)) for broker in self._up]
+        # Streams end when an epoch takes rights away, and then all cursors are sent anew.
         return [*interest.take_lost(), *asked]
 
     # --------------------------------------------------------------- votes
@@ -325,7 +328,7 @@ class Subscriber:
             return [Drop(DropReason.BAD_RUN, sender)]
         acceptor = interest.acceptors.get(stream)
         if acceptor is None:
-            return self._on_unknown_stream(interest, sender, vote)
+            return self._on_new_stream(interest, event, self._authors(sender, vote))
         if acceptor.where:
             return [Drop(DropReason.OTHER_PREDICATE, sender)]
         chained = interest.chained(stream.lane)
@@ -357,7 +360,7 @@ class Subscriber:
             return [Drop(DropReason.UNKNOWN_CHANNEL, sender)]
         acceptor = interest.acceptors.get(said.stream)
         if acceptor is None:
-            return self._on_new_stream(interest, (sender,), said.stream)
+            return self._on_new_stream(interest, event, (sender,))
         if said.where != acceptor.where or not said.where:
             return [Drop(DropReason.OTHER_PREDICATE, sender)]
         votes = results_of(said, event.bodies)
@@ -366,23 +369,42 @@ class Subscriber:
         interest.source.sent(sender, event.bodies)
         return acceptor.vote(sender, said.first, *votes) + self._advance(interest, acceptor)
 
-    def _on_unknown_stream(self, interest: Interest, sender: NodeId, vote: Vote) -> list[Effect]:
-        """A vote names its stream; on a chain the MACs of other brokers do so as well."""
+    def _authors(self, sender: NodeId, vote: Vote) -> tuple[NodeId, ...]:
+        """The brokers of which a message is a vote: on a chain not its sender alone."""
         authors = [
             voucher.author
             for voucher in vote.vouchers[: self._view.quorums.chain_reach]
             if voucher.author in self._view.brokers
             and self._vouched(voucher.author, voucher.mac, vote)
         ]
-        return self._on_new_stream(interest, (sender, *authors), vote.stream)
+        return (sender, *authors)
 
     def _on_new_stream(
-        self, interest: Interest, brokers: tuple[NodeId, ...], stream: Stream
+        self, interest: Interest, event: Receive, authors: tuple[NodeId, ...]
     ) -> list[Effect]:
+        """Votes on a stream that is not followed: it is once enough brokers have named it."""
+        stream = event.message.stream  # type: ignore[attr-defined]
+        if not interest.may_follow(stream):
+            return [Drop(DropReason.UNKNOWN_STREAM, event.sender)]
+        interest.new.votes.keep(event)
         # A list, not a generator: each broker is to be counted.
-        if any([interest.name(broker, stream) for broker in brokers]):  # noqa: C419
-            return self._ask_all(interest)
-        return [Drop(DropReason.UNKNOWN_STREAM, brokers[0])]
+        if any([interest.name(author, stream) for author in authors]):  # noqa: C419
+            return self._follow(interest)
+        return []
+
+    def _follow(self, interest: Interest) -> list[Effect]:
+        """Count the votes with which new streams began, and ask for what they leave out."""
+        effects = interest.take_lost()
+        votes, few = interest.new.take(interest.acceptors)
+        for event in votes:
+            match event.message:
+                case Vote() as vote:
+                    effects += self._on_vote(event, vote)
+                case Matches() as said:
+                    effects += self._on_matches(event, said)
+                case _:
+                    pass
+        return effects + (self._ask_all(interest, few) if few else [])
 
     def _is_chain(self, order: tuple[NodeId, ...]) -> bool:
         return is_chain(self._view.quorums, self._view.brokers, order)
@@ -411,7 +433,7 @@ class Subscriber:
         effects += self._fetcher.watch(interest, acceptor)
         effects += self._tell(interest, interest.telling.due(acceptor))
         if effects and interest.behind(stream):
-            effects += self._ask_all(interest)
+            effects += self._ask_all(interest, (stream,))
         return effects
 
     def _tell(self, interest: Interest, reached: tuple[Cursor, ...]) -> list[Effect]:
@@ -518,8 +540,9 @@ class Subscriber:
         effects = [
             e for e in effects if not (isinstance(e, DeliverGap) and e.stream.lane is Lane.HISTORY)
         ]
-        anew = anew and bool(interest.acceptors) and not interest.finished
-        return effects + (self._ask_all(interest) if anew else [])
+        if not anew or not interest.acceptors or interest.finished:
+            return effects
+        return effects + (self._follow(interest) if interest.new.fresh else self._ask_all(interest))
 
     def _on_refresh(self, channel: Channel, late_ms: int) -> list[Effect]:
         interest = self._interests.get(channel)

@@ -18,6 +18,7 @@ from quorumcast.cell.results import MOST_BYTES, RESULT_BYTES
 from quorumcast.cell.serving.recovering.recovery import CHUNK
 from quorumcast.cell.subscribing.archive import MAX_PENDING, RANGES
 from quorumcast.cell.subscribing.archive import MAX_PENDING_BYTES as MAX_PROOF_BYTES
+from quorumcast.cell.subscribing.new_streams import EARLY_BYTES, OVERHEAD
 from quorumcast.cell.subscribing.recalling import MAX_RECALLED
 from quorumcast.core.limits import (
     MAX_BATCH,
@@ -161,6 +162,7 @@ def _of_subscribers(manifest: Manifest, limits: Limits, *, alpha: int) -> dict[s
         "recalled": MAX_RECALLED,
         "acceptors": followed // len(channels),
         "named": len(brokers) * len(clients) * (limits.streams_per_publisher + MAX_ENDED),
+        "early": len(brokers) * EARLY_BYTES // OVERHEAD,
         "statements": len(brokers) * (limits.kept_segments + RANGES),
         "proofs": MAX_PENDING,
         "proof_bytes": MAX_PROOF_BYTES,

@@ -16,8 +16,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 
-from quorumcast.broadcast.messages import ChainRun
-from quorumcast.cell.messages import Checkpoint, Vote
+from quorumcast.broadcast.messages import ChainRun, Matches
+from quorumcast.cell.messages import Checkpoint, Positions, Vote
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Drop, DropReason, Receive, Suspect, Suspicion
 from quorumcast.core.message import Message
@@ -42,6 +42,8 @@ FLAWS = frozenset(
 #: Reasons for which contents that were altered on the wire are refused or their sender suspected.
 #: All others rest on the message, which a MAC covers, or on contents that match their digests.
 ALTERED = frozenset((DropReason.BAD_BODY, Suspicion.BAD_BODY))
+#: Messages by which a broker names a stream to a subscriber.
+NAMING = (Vote, Matches, Positions)
 #: Suspicions that rest on time alone.
 OF_LATENESS = frozenset((Suspicion.SILENT, Suspicion.WITHHOLDS, Suspicion.BROKEN_CHAIN))
 
@@ -99,9 +101,13 @@ class Justified(EffectChecker):
 
 
 def _may_be_altered(facts: CellFacts, reason: enum.Enum) -> bool:
-    """Whether the reason may be that an attacker on the wire altered the contents received."""
-    has_contents = isinstance(facts.cause, Receive) and bool(facts.cause.bodies)
-    return facts.wire_tapped and has_contents and reason in ALTERED
+    """Whether the reason may be that an attacker on the wire altered the contents received.
+
+    They came just now, or with a vote that a subscriber kept until others named its stream.
+    """
+    if not (facts.wire_tapped and reason in ALTERED and isinstance(facts.cause, Receive)):
+        return False
+    return bool(facts.cause.bodies) or isinstance(facts.cause.message, NAMING)
 
 
 def _of_another_epoch(facts: CellFacts, node: NodeId, drop: Drop, message: Message) -> bool:
