@@ -99,6 +99,11 @@ class Archive:
         """Forget statements of another epoch: they make no receipt in this one."""
         self._statements.clear()
 
+    @property
+    def awaits(self) -> bool:
+        """Whether receipts are awaited."""
+        return bool(self._pending)
+
     def refresh(self) -> list[int]:
         """Numbers for which receipts are still awaited; those awaited for too long are given up."""
         for awaited in self._pending.values():

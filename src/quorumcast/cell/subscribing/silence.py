@@ -127,13 +127,13 @@ class SilenceWatch:
             if stream.lane is not Lane.DATA:
                 continue
             last, votes = accepted.get(stream, 0), acceptor.last_vote
-            owes = bool(self._debts.get(stream))
+            least = last
             for broker in brokers:
                 number = votes.get(broker, 0)
                 voted[broker] += number
-                owes = owes or number < last
-            if owes:  # few of many streams
-                streams.append((acceptor, last))
+                least = number if number < least else least
+            if self._debts.get(stream) or (least < last and acceptor.start <= last):
+                streams.append((acceptor, last))  # few of many
         ask: dict[NodeId, dict[Stream, int]] = {}
         effects: list[Effect] = []
         for broker in brokers:

@@ -614,6 +614,8 @@ class Subscriber:
         """Ask again for receipts that are still awaited."""
         effects: list[Effect] = []
         for archive in interest.archives.values():
+            if not archive.awaits:
+                continue
             acceptor = interest.acceptors[archive.stream]
             effects += [
                 Send(tuple(self._up), archive.ask(acceptor, number)) for number in archive.refresh()
