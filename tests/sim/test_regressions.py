@@ -257,7 +257,7 @@ def test_every_stored_plan_is_run() -> None:
 def test_machine_that_raises_is_a_violation_with_a_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise IndexError("list index out of range")
 
     monkeypatch.setattr(ServedStreams, "positions", fail)

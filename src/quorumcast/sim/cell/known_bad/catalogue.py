@@ -174,7 +174,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     Variant(
         "trusted-accept", "with trusted publishers f votes suffice",
         _quorum("one_correct", lambda q: q.f),
-        fifo_plan("direct", Corruption(B2, "alter", 0, 100, ("contents",)), brokers=3),
+        fifo_plan("direct", Corruption(B1, "alter", 0, 100, ("contents",)), brokers=3),
         ("Authenticity",),
     ),
     Variant(
