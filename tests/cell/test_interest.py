@@ -567,6 +567,18 @@ def test_interest_waits_for_a_broker_that_is_dead_only_so_long() -> None:
     assert wait(made, FRESH_ROUNDS + 1, B1, B2) == [DeliverGap(STREAM, 5, 19)]
 
 
+def test_interest_requests_for_a_few_streams_tell_dead_brokers_from_others_as_well() -> None:
+    made = crash_cell()
+    few = Positions(ORDERS, (Position(STREAM, 20, 40),), few=True)
+    news: list[object] = []
+    for _ in range(PATIENT_TICKS + FRESH_ROUNDS + 1):
+        made.note_progress()
+        made.asked_again([STREAM])
+        for broker in (B1, B2):
+            news += made.on_positions(broker, few)[1]
+    assert news == [DeliverGap(STREAM, 5, 19)]
+
+
 def test_interest_waits_for_a_dead_broker_while_another_may_still_fetch() -> None:
     """The wait for one broker does not begin anew when another has given up fetching."""
     made = crash_cell()

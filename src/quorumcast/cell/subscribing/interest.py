@@ -231,10 +231,10 @@ class Interest:
 
     def asked_again(self, few: Iterable[Stream] = ()) -> None:
         """Note that all brokers are asked from the cursors on: for everything, or a few streams."""
+        self.reports.ask()
         if few:
             self.requested.update({stream: self.acceptors[stream].next for stream in few})
             return
-        self.reports.ask()
         self.requested = {s: a.next for s, a in self.acceptors.items()}
         order = total_order(self.channel)
         self.spans.restart_at(self.requested.get(order, 1), self._end_of(order))

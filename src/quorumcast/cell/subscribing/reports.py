@@ -49,7 +49,10 @@ class Reports:
     def amend(self, broker: NodeId, held: dict[Stream, Position]) -> None:
         """Take the positions of some streams into the report of a broker, if there is one."""
         report = self._held.get(broker)
-        if report is not None and len(report) + len(held) <= MAX_STREAMS_NAMED:
+        if report is None:
+            return
+        self._rounds[broker] = self._round
+        if len(report) + len(held) <= MAX_STREAMS_NAMED:
             report.update(held)
 
     def ask(self) -> None:
