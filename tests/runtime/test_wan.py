@@ -1,6 +1,7 @@
 """Links with the delays of a wide-area network."""
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import pytest
 from tests.runtime.world import run
 
 from quorumcast.bench.plan import BenchPlan
-from quorumcast.bench.run import run_bench
+from quorumcast.bench.run import host_for, run_bench
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.crypto.directory import Address
@@ -20,6 +21,7 @@ from quorumcast.runtime.links.wan import (
     PACKET_BYTES,
     DelayLine,
     Draws,
+    LinkDelays,
     WanPlan,
     wan_host,
 )
@@ -46,14 +48,16 @@ def delays(plan: WanPlan, length: int, count: int = 2000) -> list[float]:
 
 
 def test_delay_is_the_latency_of_the_link_and_up_to_its_jitter() -> None:
-    assert set(delays(WanPlan(latency_ms=20), 100)) == {0.02}
-    assert set(delays(WanPlan(latency_ms=20, links={"b:a": 70.0}), 100)) == {0.07}
-    found = delays(WanPlan(latency_ms=20, jitter_ms=5), 100)
-    assert 0.02 <= min(found) < 0.0201 < 0.0249 < max(found) < 0.025
+    calm, rough = LinkDelays(latency_ms=20), LinkDelays(latency_ms=20, jitter_ms=5)
+    assert set(delays(WanPlan(every=calm), 100)) == {0.02}
+    assert set(delays(WanPlan(every=rough, links={"b:a": calm}), 100)) == {0.02}
+    for plan in (WanPlan(every=rough), WanPlan(every=calm, links={"a:b": rough})):
+        found = delays(plan, 100)
+        assert 0.02 <= min(found) < 0.0201 < 0.0249 < max(found) < 0.025
 
 
 def test_delay_of_a_lost_packet_is_a_retransmission_timeout_for_its_share_of_the_packets() -> None:
-    plan = WanPlan(latency_ms=20, loss_percent=10)
+    plan = WanPlan(links={"a:b": LinkDelays(latency_ms=20, loss_percent=10)})
     for packets, share in ((1, 0.1), (3, 1 - 0.9**3)):
         found = delays(plan, packets * PACKET_BYTES)
         late = 0.02 + LEAST_TIMEOUT_S + 0.04
@@ -103,7 +107,7 @@ def test_link_delays_both_directions_keeps_order_and_pushes_back(tmp_path: Path)
     async def main() -> None:
         loop = asyncio.get_running_loop()
         plan = tmp_path / "wan.json"
-        plan.write_bytes(msgspec.json.encode(WanPlan(latency_ms=30)))
+        plan.write_bytes(msgspec.json.encode(WanPlan(every=LinkDelays(latency_ms=30))))
         host = wan_host(plan, "127.0.0.1")
         server: Any = await schemes.listen(Echo, host, 0, None)
         port = server.sockets[0].getsockname()[1]
@@ -136,7 +140,7 @@ def test_address_without_a_file_of_delays_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.runtime
 def test_bench_over_slow_links_takes_their_time_and_loses_nothing() -> None:
-    links = ("subscriber-1:broker-1=120", "subscriber-1:broker-2=120")
+    links = ("subscriber-1:broker-1=120,loss=0", "subscriber-1:broker-2=120,jitter=5")
     plan = BenchPlan(policy="ab", seconds=0.3, warmup=0.3, latency=20, loss=0.5, links=links)
     report = run_bench(plan)
     assert report.sound(plan)
@@ -151,7 +155,38 @@ def test_bench_over_slow_links_takes_their_time_and_loses_nothing() -> None:
     assert report.latency_ms.p50 >= 139
 
 
-@pytest.mark.parametrize("link", ["broker-1=4", "a:b=", "a:b=fast", "a:b:c=1"])
+def test_bench_link_has_its_own_delays_and_the_rest_of_every_link() -> None:
+    plan = BenchPlan(latency=20, jitter=3, links=("b:a=80,loss=1", "a:c=latency=0,jitter=0"))
+    delays = plan.wan()
+    assert delays is not None
+    assert delays.of("a", "b") == LinkDelays(latency_ms=80, jitter_ms=3, loss_percent=1)
+    assert delays.of("a", "c") == LinkDelays()
+    assert delays.of("b", "c") == LinkDelays(latency_ms=20, jitter_ms=3)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        *("broker-1=4", "a:b=", "a:b=fast", "a:b:c=1", "a:b=-1", "a:b=80,5", "a:b=80,,loss=1"),
+        *("a:b=80,hail=1", "a:b=loss=51", "a:b=80,loss=", "a:b"),
+    ],
+)
 def test_bench_link_that_is_none_is_refused(link: str) -> None:
-    with pytest.raises(UsageError, match="is no link"):
+    with pytest.raises(UsageError, match="is no link; write --link broker-1:broker-2=40"):
         BenchPlan(links=(link,)).check()
+
+
+def test_bench_link_that_is_named_twice_or_joins_no_broker_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--link names a:b twice"):
+        BenchPlan(links=("a:b=1", "a:b=2")).check()
+    clients = ["publisher-1", "subscriber-1"]
+    for link in ("broker-1:broker-9", "publisher-1:subscriber-1", "broker-1:broker-1", ":broker-1"):
+        with pytest.raises(UsageError, match="joins no broker to another node of this run: brok"):
+            host_for(BenchPlan(links=(f"{link}=1",)), tmp_path, clients)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+def test_bench_delay_that_no_link_can_have_is_refused(value: float) -> None:
+    for plan in (BenchPlan(latency=value), BenchPlan(jitter=value), BenchPlan(loss=value)):
+        with pytest.raises(UsageError, match="--latency and --jitter must be 0 or more"):
+            plan.check()

@@ -7,6 +7,7 @@ What an extra client publishes and accepts is not counted: a faulty client is pr
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import median
@@ -28,7 +29,7 @@ from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy, like_of
 from quorumcast.manifest.trees import full_tree
 from quorumcast.runtime.digests import choose_digest
-from quorumcast.runtime.links.wan import WanPlan
+from quorumcast.runtime.links.wan import LinkDelays, WanPlan
 from quorumcast.traces.form import ProcessUse
 
 #: Faults beside the catalogue: kill -9 of f brokers after a third of the run, for good or with a
@@ -59,6 +60,10 @@ POLLED = 4
 #: Default of `stall_timeout` where the policy promises delivery (the machine may be busy), and
 #: where it does not.
 PROMISED_S, UNPROMISED_S = 60.0, 4.0
+#: What may be said of a link, and the field of its delays.
+LINK_VALUES = {"latency": "latency_ms", "jitter": "jitter_ms", "loss": "loss_percent"}
+#: The largest percentage of packets that are lost.
+MOST_LOSS = 50
 #: Suspicions: for each suspect, how often each reason was given.
 Suspicions = dict[str, dict[str, int]]
 
@@ -68,6 +73,28 @@ def lie_of(policy: str) -> str:
     if Policy.named(policy).crash_only:
         return ""
     return next((lie for lie in LIES if like_of(policy) in CATALOGUE[lie].valid_under), "")
+
+
+def parse_link(text: str, every: LinkDelays) -> tuple[str, LinkDelays]:
+    """A link as "NAME:NAME", and its delays; those that are not named are those of every link."""
+    link, _, values = text.partition("=")
+    named = [value.rpartition("=") for value in values.split(",")]
+    found = {LINK_VALUES.get(name or "latency", ""): number for name, _, number in named}
+    is_clear = "" not in found and len(found) == len(named) and link.count(":") == 1
+    if is_clear and all(one.replace(".", "", 1).isdecimal() for one in found.values()):
+        numbers = {field: float(number) for field, number in found.items()}
+        delays = msgspec.structs.replace(every, **numbers)
+        if _is_possible(delays):
+            return link, delays
+    raise UsageError(
+        f"{text!r} is no link; write --link broker-1:broker-2=40 or, with its own jitter and loss, "
+        f"--link broker-1:broker-2=40,jitter=5,loss=1 (milliseconds, and 0 to {MOST_LOSS} percent)"
+    )
+
+
+def _is_possible(delays: LinkDelays) -> bool:
+    values = msgspec.structs.astuple(delays)
+    return all(0 <= value < math.inf for value in values) and delays.loss_percent <= MOST_LOSS
 
 
 class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +141,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     flood: str = ""
     flood_seats: int = 1
     #: The one-way delay of every link in milliseconds, its jitter, and the percentage of packets
-    #: that are lost (`runtime.links.wan`); and delays of single links, as "NAME:NAME=MS".
+    #: that are lost (`runtime.links.wan`); and those of single links, as "NAME:NAME=80,jitter=5".
     latency: float = 0.0
     jitter: float = 0.0
     loss: float = 0.0
@@ -180,20 +207,18 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def wan(self) -> WanPlan | None:
         """The delays of all links; None for links without any."""
-        if min(self.latency, self.jitter, self.loss) < 0 or self.loss > 50:
-            raise UsageError("--latency and --jitter must be 0 or more, and --loss from 0 to 50")
-        links = {}
+        every = LinkDelays(latency_ms=self.latency, jitter_ms=self.jitter, loss_percent=self.loss)
+        if not _is_possible(every):
+            raise UsageError(
+                f"--latency and --jitter must be 0 or more, and --loss from 0 to {MOST_LOSS}"
+            )
+        links: dict[str, LinkDelays] = {}
         for text in self.links:
-            link, _, delay = text.partition("=")
-            names = link.split(":")
-            if len(names) != 2 or not delay.replace(".", "", 1).isdecimal():
-                raise UsageError(f"{text!r} is no link; write --link broker-1:broker-2=40")
-            links[link] = float(delay)
-        if not (self.latency or self.jitter or self.loss or links):
-            return None
-        return WanPlan(
-            latency_ms=self.latency, jitter_ms=self.jitter, loss_percent=self.loss, links=links
-        )
+            link, delays = parse_link(text, every)
+            if link in links:
+                raise UsageError(f"--link names {link} twice; give it all its delays at once")
+            links[link] = delays
+        return WanPlan(every=every, links=links) if self.weather else None
 
     @property
     def weather(self) -> str:

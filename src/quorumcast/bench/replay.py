@@ -317,7 +317,7 @@ class ReplayBed:
             channels=channels,
             directory=directory,
             tls=plan.cell.tls,
-            host=host_for(plan.cell, directory),
+            host=host_for(plan.cell, directory, clients),
             trace=Path(trace) if trace else None,
             arrow=arrow,
             log_level="warning",

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean
@@ -57,6 +57,8 @@ EXIT_TIMEOUT_S = 60.0
 GRACE_S = 0.15
 #: Pause between two looks at the counters.
 TICK_S = 0.02
+#: Clients that an error names.
+SHOWN_CLIENTS = 4
 #: Between the kill and the restart of brokers.
 DOWN_S = 0.5
 
@@ -230,14 +232,15 @@ class Bench:
 
     def _make_cluster(self) -> LocalCluster:
         plan = self.plan
+        clients = [plan.name_of(role, index) for role, index in plan.workers()]
         cluster = LocalCluster(
             brokers=plan.brokers,
             f=plan.tolerated(),
-            clients=[plan.name_of(role, index) for role, index in plan.workers()],
+            clients=clients,
             channels=plan.cell_channels(),
             directory=self._directory,
             tls=plan.tls,
-            host=host_for(plan, self._directory),
+            host=host_for(plan, self._directory, clients),
             trace=Path(plan.trace) if plan.trace else None,
             observe=Path(plan.observe) if plan.observe else None,
             log_level="warning",
@@ -486,11 +489,20 @@ class Bench:
         )
 
 
-def host_for(plan: BenchPlan, directory: Path) -> str:
+def host_for(plan: BenchPlan, directory: Path, clients: Sequence[str]) -> str:
     """The host of all brokers, with the delays of the plan in every link."""
     host, delays = "127.0.0.1", plan.wan()
     if delays is None:
         return host
+    brokers = [f"broker-{number}" for number in range(1, plan.brokers + 1)]
+    for link in delays.links:
+        one, _, other = link.partition(":")
+        if one == other or not {one, other} <= {*brokers, *clients} or {one, other} <= {*clients}:
+            ends = ", ".join((*brokers, *clients[:SHOWN_CLIENTS]))
+            more = ", …" if len(clients) > SHOWN_CLIENTS else ""
+            raise UsageError(
+                f"--link {link} joins no broker to another node of this run: {ends}{more}"
+            )
     (directory / "wan.json").write_bytes(msgspec.json.encode(delays))
     return wan_host(directory / "wan.json", host)
 

@@ -104,7 +104,10 @@ class PlanOptions(msgspec.Struct, kw_only=True):
     ] = 0.0
     link: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME:NAME=MS", help="The delay of one link; may be repeated."),
+        typer.Option(
+            metavar="NAME:NAME=MS[,jitter=MS][,loss=PERCENT]",
+            help="The delays of one link; what is left out is as above. May be repeated.",
+        ),
     ] = None
     digest: Annotated[
         str, typer.Option(help="auto, sha256, blake3 or blake2b; Freeman's md5 or sha1.")

@@ -50,20 +50,26 @@ MOST_UNDER_WAY = 4 * 1024 * 1024
 EARLY_S = 0.0005
 
 
-class WanPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The delays of all links of a cell."""
+class LinkDelays(msgspec.Struct, frozen=True, kw_only=True):
+    """The delays of a link, in both directions."""
 
     latency_ms: float = 0.0
     jitter_ms: float = 0.0
     loss_percent: float = 0.0
-    #: Latencies of single links, by "NAME:NAME" in either order.
-    links: dict[str, float] = {}
+
+
+class WanPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The delays of all links of a cell."""
+
+    #: Those of links that have none of their own.
+    every: LinkDelays = LinkDelays()
+    #: Those of single links, by "NAME:NAME" in either order.
+    links: dict[str, LinkDelays] = {}
     seed: int = 0
 
-    def latency_s(self, one: str, other: str) -> float:
-        """The one-way delay of a link."""
-        named = self.links.get(f"{one}:{other}", self.links.get(f"{other}:{one}"))
-        return (self.latency_ms if named is None else named) / 1000
+    def of(self, one: str, other: str) -> LinkDelays:
+        """The delays of a link."""
+        return self.links.get(f"{one}:{other}") or self.links.get(f"{other}:{one}") or self.every
 
 
 class Draws:
@@ -93,15 +99,14 @@ class DelayLine:
     """
 
     __slots__ = (
-        *("_draws", "_hand_on", "_last", "_latency_s", "_loop", "_plan", "_timer", "_waiting"),
+        *("_delays", "_draws", "_hand_on", "_last", "_loop", "_timer", "_waiting"),
         *("paused", "size"),
     )
 
     def __init__(
         self, plan: WanPlan, source: str, target: str, hand_on: Callable[[bytes | None], bytes]
     ) -> None:
-        self._plan = plan
-        self._latency_s = plan.latency_s(source, target)
+        self._delays = plan.of(source, target)
         self._draws = Draws(plan.seed, source, target)
         self._hand_on = hand_on
         self._loop = asyncio.get_running_loop()
@@ -124,13 +129,15 @@ class DelayLine:
 
     def delay_s(self, length: int) -> float:
         """How long the next piece takes, if no other is before it."""
-        plan, delay = self._plan, self._latency_s
-        if plan.jitter_ms:
-            delay += self._draws.draw() * plan.jitter_ms / 1000
-        if plan.loss_percent and length:
+        latency_s = self._delays.latency_ms / 1000
+        jitter_ms, loss_percent = self._delays.jitter_ms, self._delays.loss_percent
+        delay = latency_s
+        if jitter_ms:
+            delay += self._draws.draw() * jitter_ms / 1000
+        if loss_percent and length:
             packets = -(-length // PACKET_BYTES)
-            if self._draws.draw() >= (1 - plan.loss_percent / 100) ** packets:
-                delay += LEAST_TIMEOUT_S + 2 * self._latency_s
+            if self._draws.draw() >= (1 - loss_percent / 100) ** packets:
+                delay += LEAST_TIMEOUT_S + 2 * latency_s
         return delay
 
     def resume(self) -> None:
