@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quorumcast.cli.clients.misbehaving import MisbehaviourOptions
 from quorumcast.cli.clients.printing import Printer
 from quorumcast.cli.clients.subscribe import _Listener
 from quorumcast.cli.options import ClientOptions
@@ -19,9 +20,8 @@ def test_subscribe_evidence_that_cannot_be_saved_is_told_and_nothing_ends(
     blocked = tmp_path / "a file"
     blocked.write_text("where a directory should be")
     node: Any = SimpleNamespace(on_evidence=None)
-    _Listener(ClientOptions(), 0, None, None, blocked, None, Printer(json_=False))._report_lies(
-        node
-    )
+    where, honest, printer = ClientOptions(), MisbehaviourOptions(), Printer(json_=False)
+    _Listener(where, honest, 0, None, None, blocked, None, printer)._report_lies(node)
     node.on_evidence(Evidence(kind=EvidenceKind.CONFLICT, accused=NodeId("b1"), against=()))
     said = capsys.readouterr().err
     assert "b1 lied, and there is proof (conflict); it could not be saved to" in said

@@ -600,7 +600,7 @@ def test_client_lies_only_as_clients_can() -> None:
     async def main() -> None:
         async with MemoryCell() as cell:
             alice = await cell.connect("alice")
-            with pytest.raises(UsageError, match="'alter' is no fault of clients; choose one of"):
+            with pytest.raises(UsageError, match="'alter' is a broker's fault; a publisher or sub"):
                 make_client_lie(alice, "alter")
             make_client_lie(alice, "skip-broker", victims=["broker-1"])
             async with alice.publisher("events") as outbox:

@@ -61,6 +61,20 @@ UrlOption = Annotated[
         "--url", help="BROKER=http://HOST:PORT of a status page that is not on this machine."
     ),
 ]
+
+
+def _percent(percent: int) -> int:
+    if not 1 <= percent <= 100:
+        raise UsageError("--percent is 1 to 100")
+    return percent
+
+
+PercentOption = Annotated[
+    int, typer.Option(callback=_percent, help="Percentage of messages that the fault affects.")
+]
+VictimOption = Annotated[
+    list[str] | None, typer.Option(help="A node or channel to aim at; may be repeated.")
+]
 OperatorOption = Annotated[
     Path | None,
     typer.Option("--operator", help="The operator's identity; beside the manifest by default."),

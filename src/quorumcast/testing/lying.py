@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from quorumcast.client.node import Node
 from quorumcast.client.sync import SyncNode
-from quorumcast.core.errors import UsageError
-from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault, names
+from quorumcast.faults.cell.catalogue import check_fault, make_fault
 from quorumcast.faults.cell.entry import FaultContext, Role
 
 
@@ -28,10 +27,7 @@ def make_client_lie(
 
     `percent` and `victims` are those of brokers' faults.
     """
-    entry = CATALOGUE.get(fault)
-    if entry is None or entry.role is Role.BROKER:
-        known = ", ".join((*names(Role.PUBLISHER), *names(Role.SUBSCRIBER)))
-        raise UsageError(f"{fault!r} is no fault of clients; choose one of {known}")
+    entry = check_fault(fault, Role.PUBLISHER, Role.SUBSCRIBER)
     context = FaultContext(
         node.name,
         node.manifest,

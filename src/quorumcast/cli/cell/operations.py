@@ -8,7 +8,13 @@ from urllib.parse import quote
 import typer
 
 from quorumcast.cli.common import Rows, ask, console, print_json, table, warn
-from quorumcast.cli.options import Commands, JsonOption, StatusOptions
+from quorumcast.cli.options import (
+    Commands,
+    JsonOption,
+    PercentOption,
+    StatusOptions,
+    VictimOption,
+)
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -165,27 +171,15 @@ def set_fault(
     broker: Annotated[str, typer.Argument(help="The broker.")],
     fault: Annotated[str, typer.Argument(help="The fault; see 'faults list'.")],
     where: StatusOptions,
-    percent: Annotated[int, typer.Option(help="Percentage of messages that are affected.")] = 100,
-    victim: Annotated[
-        list[str] | None, typer.Option(help="A node or channel to aim at; may be repeated.")
-    ] = None,
+    percent: PercentOption = 100,
+    victim: VictimOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Make a broker misbehave; it must have been started with --allow-faults."""
-    from quorumcast.faults.cell.catalogue import CATALOGUE
+    from quorumcast.faults.cell.catalogue import check_fault
     from quorumcast.faults.cell.entry import Role
 
-    names = [entry.name for entry in CATALOGUE.values() if entry.role is Role.BROKER]
-    if fault not in names:
-        other = CATALOGUE.get(fault)
-        wrong = (
-            f"{fault!r} is a {other.role.value}'s fault"
-            if other
-            else f"there is no fault {fault!r}"
-        )
-        raise UsageError(f"{wrong}; a broker can commit {', '.join(names)}")
-    if not 1 <= percent <= 100:
-        raise UsageError("--percent is 1 to 100")
+    check_fault(fault, Role.BROKER)
     address = _address(broker, where)
     if fault in ask(f"{address}/faults")["installed"]:
         # The new options replace those of the installed fault.

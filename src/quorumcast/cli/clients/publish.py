@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from quorumcast.cli.clients.input import FORMATS, EventReader, Events, check_format, format_of
+from quorumcast.cli.clients.misbehaving import MisbehaviourOptions
 from quorumcast.cli.common import print_json, run_client
 from quorumcast.cli.options import ClientOptions, JsonOption, ObserveOption
 from quorumcast.client.options import PublisherOptions, meanings
@@ -38,6 +39,7 @@ PARTS_PER_SECOND = 50
 def publish(
     channel: Annotated[str, typer.Argument(help=MEANING["channel"])],
     where: ClientOptions,
+    misbehaviour: MisbehaviourOptions,
     text: Annotated[
         list[str] | None,
         typer.Argument(help="Events; '-' reads them from standard input."),
@@ -86,10 +88,11 @@ def publish(
         raise UsageError("--format is for --file and '-'; leave it out, or leave out the texts")
     if file is not None:
         _open(file).close()  # raises if it cannot be read
+    misbehaviour.check("publisher", where)
     options = PublisherOptions(channel, valid_for_s=valid_for, urgent=urgent)
     started = time.monotonic()
     inputs = _Inputs(texts, file, count, format_)
-    published = run_client(_publish(where, options, inputs, rate, observe))
+    published = run_client(_publish(where, misbehaviour, options, inputs, rate, observe))
     seconds = time.monotonic() - started
     if json_:
         print_json({"channel": channel, "published": published, "seconds": round(seconds, 3)})
@@ -188,12 +191,14 @@ async def _in_thread(events: Iterator[Events]) -> AsyncIterator[Events]:
 
 async def _publish(
     where: ClientOptions,
+    misbehaviour: MisbehaviourOptions,
     options: PublisherOptions,
     inputs: _Inputs,
     rate: float,
     observe: Path | None,
 ) -> int:
     async with await where.connect(observe=observe) as node:
+        misbehaviour.begin(node)
         entry = node.manifest.channel(options.channel)
         columns = dict(entry.schema) if entry is not None else {}
         publisher = options.call(node.publisher)

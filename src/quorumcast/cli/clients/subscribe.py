@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quorumcast.cli.clients.input import PARQUET
+from quorumcast.cli.clients.misbehaving import MisbehaviourOptions
 from quorumcast.cli.clients.printing import FORMAT_CHOICE, FORMAT_HELP, Printer
 from quorumcast.cli.common import console, run_client
 from quorumcast.cli.options import ClientOptions, JsonOption, ObserveOption
@@ -49,6 +50,7 @@ def subscribe(
         str, typer.Argument(help="What to subscribe to: a channel, or a pattern in quotes.")
     ],
     where: ClientOptions,
+    misbehaviour: MisbehaviourOptions,
     start: Annotated[
         str,
         typer.Option(
@@ -132,9 +134,10 @@ def subscribe(
         raise UsageError(f"the receipt {receipt} {wrong}; name a file in a directory that exists")
     if evidence is not None:
         directory_at(evidence)
+    misbehaviour.check("subscriber", where)
     printer = Printer(json_, format_, pattern=is_pattern(channel))
     idle_s = None if follow else idle or IDLE_S
-    listener = _Listener(where, count, idle_s, receipt, evidence, observe, printer)
+    listener = _Listener(where, misbehaviour, count, idle_s, receipt, evidence, observe, printer)
     if name:
         run_client(listener.consume(channel, name, beginning, anew))
     else:
@@ -177,6 +180,7 @@ class _Listener:
     def __init__(
         self,
         where: ClientOptions,
+        misbehaviour: MisbehaviourOptions,
         count: int,
         idle_s: float | None,
         receipt: Path | None,
@@ -185,6 +189,7 @@ class _Listener:
         printer: Printer,
     ) -> None:
         self._where = where
+        self._misbehaviour = misbehaviour
         #: Events still to print; None for no limit.
         self._left: int | None = count or None
         self._idle_s = idle_s
@@ -196,6 +201,7 @@ class _Listener:
     async def listen(self, options: SubscriptionOptions) -> None:
         async with await self._where.connect(observe=self._observe) as node:
             self._report_lies(node)
+            self._misbehaviour.begin(node)
             subscription = await join(self._where, node, options)
             begin_output(self._printer, node, options.channel)
             channel, matching = options.channel, subscription.channels
@@ -216,6 +222,7 @@ class _Listener:
     async def consume(self, channel: str, name: str, start: Start, anew: bool) -> None:
         async with await self._where.connect(observe=self._observe) as node:
             self._report_lies(node)
+            self._misbehaviour.begin(node)
             named = node.subscribe_as(channel, name, start=start, anew=anew)
             try:
                 await asyncio.wait_for(named.open(), self._where.timeout)

@@ -194,6 +194,17 @@ def names(role: Role) -> tuple[str, ...]:
     return tuple(entry.name for entry in _ENTRIES if entry.role is role)
 
 
+def check_fault(name: str, *roles: Role) -> CatalogueEntry:
+    """The entry of a fault that nodes in one of these roles can commit; UsageError if none can."""
+    entry = CATALOGUE.get(name)
+    if entry is not None and entry.role in roles:
+        return entry
+    wrong = f"{name!r} is a {entry.role.value}'s fault" if entry else f"there is no fault {name!r}"
+    able = " or ".join(role.value for role in roles)
+    known = ", ".join(one for role in roles for one in names(role))
+    raise UsageError(f"{wrong}; a {able} can commit {known}")
+
+
 def make_fault(name: str, context: FaultContext) -> Fault:
     """A fault by its name, ready to be given to a driver."""
     entry = CATALOGUE.get(name)

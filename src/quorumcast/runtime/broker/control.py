@@ -31,7 +31,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, holder
 from quorumcast.core.version import __version__
 from quorumcast.crypto.keyring import Keyring
-from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault
+from quorumcast.faults.cell.catalogue import CATALOGUE, check_fault, make_fault
 from quorumcast.faults.cell.entry import FaultContext, Role
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.runtime.broker.http import (
@@ -276,9 +276,7 @@ class Control:
     def install(self, order: FaultOrder) -> None:
         """Make this broker misbehave from now on; a fault that it has already is replaced."""
         node = self._node
-        entry = CATALOGUE.get(order.name)
-        if entry is not None and entry.role is not Role.BROKER:
-            raise UsageError(f"{order.name!r} is a {entry.role.value}'s fault, not a broker's")
+        check_fault(order.name, Role.BROKER)
         context = FaultContext(
             node.name,
             node.manifest,
