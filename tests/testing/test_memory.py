@@ -33,9 +33,14 @@ def test_memory_cell_at_most_f_brokers_lie() -> None:
             with pytest.raises(UsageError, match="tolerates f=1"):
                 cell.make_lie("broker-2")
             cell.make_honest("broker-1")
+            with pytest.raises(UsageError, match="'gaps' is a publisher's fault; a broker can"):
+                cell.make_lie("broker-2", "gaps")
             cell.make_lie("broker-2")
             with pytest.raises(UsageError, match="no running broker 'broker-9'"):
                 cell.make_lie("broker-9")
+            for reach in (cell.cut, cell.heal):
+                with pytest.raises(UsageError, match="there is no node 'mallory' here; there are"):
+                    reach("mallory")
             with pytest.raises(UsageError, match="no client 'mallory'"):
                 await cell.connect("mallory")
 
@@ -100,6 +105,26 @@ def test_sync_client_lies_until_it_is_made_honest() -> None:
             assert alice.faults("publisher") == ()
             pub.publish(b"the truth", PATIENCE_S)
             assert sub.next(PATIENCE_S).payload == b"the truth"
+
+
+def test_sync_cell_cuts_off_and_misleads_brokers_like_the_other() -> None:
+    with SyncMemoryCell(channels={"events": "ab"}, liars={"broker-1": "silent"}) as cell:
+        alice, bob = cell.connect("alice"), cell.connect("bob")
+        with bob.subscribe("events") as sub, alice.publisher("events") as pub:
+            pub.publish(b"withheld by one", PATIENCE_S)
+            assert "broker-1" not in sub.next(PATIENCE_S).votes
+            cell.make_honest("broker-1")
+            cell.make_lie("broker-1", "censor-node", victims=["bob"])
+            pub.publish(b"censored by one", PATIENCE_S)
+            assert "broker-1" not in sub.next(PATIENCE_S).votes
+            cell.make_honest("broker-1")
+            cell.cut("broker-2")
+            pub.publish(b"unknown to one", PATIENCE_S)
+            assert "broker-2" not in sub.next(PATIENCE_S).votes
+            cell.heal("broker-2")
+            for _ in range(2):
+                pub.publish(b"known to all", PATIENCE_S)
+            assert sub.next(PATIENCE_S).payload == b"known to all"
 
 
 def test_sync_post_more_than_fits_waits_with_ready() -> None:

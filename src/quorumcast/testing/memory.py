@@ -24,8 +24,8 @@ from quorumcast.core.ids import DIGEST_SIZE, NodeId
 from quorumcast.core.machine import Bodies, DialFailure
 from quorumcast.core.message import Message
 from quorumcast.crypto.session import Opened
-from quorumcast.faults.cell.catalogue import make_fault
-from quorumcast.faults.cell.entry import FaultContext
+from quorumcast.faults.cell.catalogue import check_fault, make_fault
+from quorumcast.faults.cell.entry import FaultContext, Role
 from quorumcast.manifest.files import sign_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
@@ -250,11 +250,19 @@ class MemoryCell:
 
     def cut(self, name: str) -> None:
         """Nobody reaches this node until `heal`."""
-        self._network.cut(NodeId(name))
+        self._network.cut(self._linked(name))
 
     def heal(self, name: str) -> None:
         """Everybody reaches this node again."""
-        self._network.link(NodeId(name))
+        self._network.link(self._linked(name))
+
+    def _linked(self, name: str) -> NodeId:
+        """The id of a node that has links, cut or not."""
+        node = NodeId(name)
+        if node not in self._network.links:
+            known = ", ".join(self._network.links)
+            raise UsageError(f"there is no node {name!r} here; there are {known}")
+        return node
 
     # --------------------------------------------------------------------- lying
 
@@ -284,6 +292,7 @@ class MemoryCell:
             broker, self.manifest, keyring, self._rng, percent=percent, victims=victims
         )
         driver = self._brokers[broker]
+        check_fault(name, Role.BROKER)
         driver.faults = (*driver.faults, make_fault(name, context))
 
     # -------------------------------------------------------------------- ending
@@ -314,18 +323,24 @@ class SyncMemoryCell(ClosesOnExit):
         f: int | None = None,
         clients: Sequence[str] = CLIENTS,
         channels: Mapping[str, str | Policy | ChannelEntry] = CHANNELS,
+        liars: Mapping[str, str] | None = None,
+        seed: int = 0,
     ) -> None:
         self._thread = LoopThread("quorumcast-cell")
-        self.cell = MemoryCell(brokers=brokers, f=f, clients=clients, channels=channels)
+        self.cell = MemoryCell(
+            brokers=brokers, f=f, clients=clients, channels=channels, liars=liars, seed=seed
+        )
         self._thread.call(self.cell.start)
 
     def connect(self, name: str = "alice") -> SyncNode:
         """A client of the cell; the same `SyncNode` as over the network."""
         return SyncNode(self._thread, self._thread.run(self.cell.connect(name)))
 
-    def make_lie(self, name: str, fault: str = "alter", *, percent: int = 100) -> None:
+    def make_lie(
+        self, name: str, fault: str = "alter", *, percent: int = 100, victims: Sequence[str] = ()
+    ) -> None:
         """Make a broker misbehave."""
-        self._thread.call(lambda: self.cell.make_lie(name, fault, percent=percent))
+        self._thread.call(lambda: self.cell.make_lie(name, fault, percent=percent, victims=victims))
 
     def make_honest(self, name: str) -> None:
         """The broker tells the truth from now on."""
@@ -338,6 +353,14 @@ class SyncMemoryCell(ClosesOnExit):
     def restart(self, name: str) -> None:
         """A broker starts with an empty memory."""
         self._thread.call(lambda: self.cell.restart(name))
+
+    def cut(self, name: str) -> None:
+        """Cut a node off from everybody."""
+        self._thread.call(lambda: self.cell.cut(name))
+
+    def heal(self, name: str) -> None:
+        """Everybody reaches this node again."""
+        self._thread.call(lambda: self.cell.heal(name))
 
     def close(self) -> None:
         """Stop everybody."""
