@@ -19,7 +19,7 @@ CAMEL_CASE = re.compile(r"(?<![\w./-])[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)*\b(?![/-]
 #: Names of the standard library, of Spark and of FIT-Broker.
 FOREIGN = {
     *("True", "False", "None", "TimeoutError", "NaN", "RecordBatch", "Trigger", "Once"),
-    *("AvailableNow", "ClientSideConnection"),
+    *("AvailableNow", "ClientSideConnection", "ServerConnection"),
 }
 
 

@@ -1,7 +1,8 @@
 """History: a fast protocol for every publication, Bracha for the digests of every α of them.
 
-Guarantees: nearly the speed of the fast protocol (authenticated broadcast or chain), and Bracha's
-totality: what one correct subscriber accepts all do, at most 2α publications later (Fairness).
+Guarantees: with the usual α most of the speed of the fast protocol (authenticated broadcast or
+chain), and Bracha's totality: what one correct subscriber accepts all do, at most 2α publications
+later (Fairness).
 
     publisher ──Publish──▶ brokers              every publication, the fast way
     publisher ──Publish on the history lane──▶ Bracha ──Vote──▶ subscribers      every α
