@@ -175,7 +175,10 @@ def set_fault(
     victim: VictimOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Make a broker misbehave; it must have been started with --allow-faults."""
+    """Make a broker misbehave; it must have been started with --allow-faults.
+
+    Publishers and subscribers misbehave by --fault of 'publish' and 'subscribe'.
+    """
     from quorumcast.faults.cell.catalogue import check_fault
     from quorumcast.faults.cell.entry import Role
 
