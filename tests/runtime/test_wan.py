@@ -141,7 +141,7 @@ def test_address_without_a_file_of_delays_is_refused(tmp_path: Path) -> None:
 @pytest.mark.runtime
 def test_bench_over_slow_links_takes_their_time_and_loses_nothing() -> None:
     links = ("subscriber-1:broker-1=120,loss=0", "subscriber-1:broker-2=120,jitter=5")
-    plan = BenchPlan(policy="ab", seconds=0.3, warmup=0.3, latency=20, loss=0.5, links=links)
+    plan = BenchPlan(policy="ab", seconds=1.0, warmup=0.3, latency=20, loss=0.5, links=links)
     report = run_bench(plan)
     assert report.sound(plan)
     assert report.lost == 0
