@@ -59,7 +59,7 @@ from quorumcast.cell.messages import (
 )
 from quorumcast.cell.subscribing.archive import MAX_PENDING
 from quorumcast.cell.subscribing.fetching import PULL_MS, PULLS_BEFORE_CHANGE, PullDue
-from quorumcast.cell.subscribing.interest import QUIET_TICKS
+from quorumcast.cell.subscribing.interest import IDLE_TICKS, PATIENT_TICKS, QUIET_TICKS
 from quorumcast.cell.subscribing.silence import (
     LEAST_SILENCE_MS,
     LEAST_STALL_MS,
@@ -535,6 +535,30 @@ def test_subscriber_quiet_stream_is_asked_about_now_and_then() -> None:
     made.handle(REFRESHED, T0)
     asked = [bool(sent(made.handle(REFRESHED, T0), Subscribe)) for _ in range(2 * QUIET_TICKS)]
     assert sum(asked) == 2
+
+
+def asked_in(made: Subscriber, refreshes: int) -> int:
+    """In how many of so many refreshes brokers are asked."""
+    return sum(bool(sent(made.handle(REFRESHED, T0), Subscribe)) for _ in range(refreshes))
+
+
+def test_subscriber_of_an_idle_channel_asks_ever_more_rarely_until_something_moves() -> None:
+    made = subscriber()
+    made.handle(REFRESHED, T0)
+    assert asked_in(made, PATIENT_TICKS) == PATIENT_TICKS // QUIET_TICKS
+    assert asked_in(made, 2 * IDLE_TICKS) == 2
+    feed(made.handle, *votes(1, b"a", by=BROKERS))
+    made.handle(REFRESHED, T0)
+    assert asked_in(made, QUIET_TICKS) == 1
+
+
+def test_subscriber_of_an_idle_channel_goes_on_asking_if_a_broker_holds_more() -> None:
+    """Its votes may be lost, or others may have forgotten what lies between."""
+    made = subscriber()
+    made.handle(REFRESHED, T0)
+    asked_in(made, PATIENT_TICKS)
+    made.handle(Receive(B2, positions(2)), T0)
+    assert asked_in(made, PATIENT_TICKS) == PATIENT_TICKS // QUIET_TICKS
 
 
 def test_subscriber_moving_stream_is_left_alone() -> None:

@@ -50,6 +50,9 @@ QUIET_TICKS = 8
 #: Refreshes, about eight seconds, for which a broker that does not answer may still hold numbers
 #: that others dropped. Where one broker suffices, all subscribers would wait for a dead one.
 PATIENT_TICKS = 32
+#: Refreshes, sixteen seconds, after which it asks once it has been quiet for longer than that, and
+#: no broker says that it holds more. All answers about many streams are a load even when idle.
+IDLE_TICKS = 64
 
 
 class Interest:
@@ -546,9 +549,15 @@ class Interest:
         self.seen = {s: a.next for s, a in self.acceptors.items()}
         self.ticks = 0 if moved else self.ticks + 1
         # Stuck: at once, then ever more rarely. Quiet: now and then, as the last vote may be lost.
-        quiet = self.ticks % QUIET_TICKS == 0
+        quiet = self.ticks % QUIET_TICKS == 0 and not self._is_idle()
         due = quiet or self.ticks & (self.ticks - 1) == 0
         return not moved and ((stuck and due) or quiet)
+
+    def _is_idle(self) -> bool:
+        """Whether it has been quiet for so long that it need not ask so often."""
+        if self.ticks <= PATIENT_TICKS or self.ticks % IDLE_TICKS == 0:
+            return False
+        return not any(self.reports.claim_more(s, a.next) for s, a in self.acceptors.items())
 
     def _awaited(self, acceptor: Acceptor) -> list[NodeId]:
         """Brokers that may hold the next number of a stream, and give no sign of it.

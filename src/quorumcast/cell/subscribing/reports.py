@@ -221,6 +221,10 @@ class Reports:
         ]
         return [broker for broker in self.voters if broker not in lacking]
 
+    def claim_more(self, stream: Stream, wanted: int) -> bool:
+        """Whether a broker says that it holds the wanted number of a stream or a later one."""
+        return any(position.next > wanted for position in self._of(stream))
+
     def oldest(self, stream: Stream, wanted: int = 0, *, without: Collection[NodeId] = ()) -> int:
         """The first number that enough brokers may still hold for it to be accepted.
 
