@@ -49,6 +49,8 @@ BATCH = pa.RecordBatch.from_pylist(ROWS, schema=SCHEMA)
         ("id > 1.5", [1]),
         ("id = 1.5 or id != 1.5", [0, 1, 3]),
         ("id < 1e30", [0, 1, 3]),
+        ("id > 0e999 or id = -0e999", [0, 1]),
+        ("id < 0e-999", [3]),
         ("id > 12345678901234567890", []),
         ("id >= 1 and ratio < 0", [1]),
         ("id = 1 or id is null", [0, 2]),

@@ -129,7 +129,8 @@ class Domain(msgspec.Struct, frozen=True):
             return _float_floor(literal)
         if isinstance(value, Decimal):
             scaled = _CONTEXT.multiply(value, self.scale)
-            if scaled.adjusted() > 60:  # beyond every domain, and long to write out
+            # Beyond every domain, and long to write out; a zero may have any exponent.
+            if scaled and scaled.adjusted() > 60:
                 return (self.most + 1 if scaled > 0 else self.least - 2), False
             floor = int(scaled.to_integral_value(ROUND_FLOOR))
             return floor, floor == scaled
