@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from quorumcast.matching.columns import Columns
-from quorumcast.matching.domain import Bounds, Domain, ValueFamily
+from quorumcast.matching.domain import STRINGS, Bounds, Domain, ValueFamily
 from quorumcast.matching.grammar import quoted_name, quoted_text
 from quorumcast.matching.nodes import (
     FALSE,
@@ -47,18 +47,18 @@ def interval(column: int, bounds: Bounds | None, domain: Domain) -> Meaning:
     low, high = bounds
     if low is None and high is None:
         return Presence(column, True)
-    if domain.limits is not None:
-        least, most = domain.limits
-        low = least if low is None else max(low, least)
-        high = most if high is None else min(high, most)
-        if low > high:  # type: ignore[operator]
-            return FALSE
-        if low == high:
-            return OneOf(column, (low,))
-        low, high = (None if low == least else low), (None if high == most else high)
-        unbounded = low is None and high is None
-        return Presence(column, True) if unbounded else Interval(column, low, high)
-    return _interval_of_bytes(column, low, high)
+    if domain.family in STRINGS:
+        return _interval_of_bytes(column, low, high)
+    least, most = domain.least, domain.most
+    low = least if low is None else max(low, least)
+    high = most if high is None else min(high, most)
+    if low > high:  # type: ignore[operator]
+        return FALSE
+    if low == high:
+        return OneOf(column, (low,))
+    low, high = (None if low == least else low), (None if high == most else high)
+    unbounded = low is None and high is None
+    return Presence(column, True) if unbounded else Interval(column, low, high)
 
 
 def _interval_of_bytes(column: int, low: Value | None, high: Value | None) -> Meaning:

@@ -118,7 +118,7 @@ class BatchView:
 
 def bools(array: pa.BooleanArray) -> Bools:
     """The values of an Arrow array of truth values; False where it has nulls."""
-    values = _bits(array.buffers()[1], array.offset, len(array))
+    values = bits_of(array.buffers()[1], array.offset, len(array))
     valid = _valid(array)
     return values if valid is None else values & valid
 
@@ -129,10 +129,11 @@ def _valid(array: pa.Array) -> Bools | None:
     bitmap = array.buffers()[0]
     if bitmap is None:  # nulls without a bitmap: Arrow's type of nothing but nulls
         return bools(pc.is_valid(array))
-    return _bits(bitmap, array.offset, len(array))
+    return bits_of(bitmap, array.offset, len(array))
 
 
-def _bits(buffer: pa.Buffer, offset: int, count: int) -> Bools:
+def bits_of(buffer: pa.Buffer, offset: int, count: int) -> Bools:
+    """So many bits of a buffer of Arrow, from an offset on."""
     if not count:
         return np.zeros(0, np.bool_)
     first, skipped = divmod(offset, 8)
@@ -147,7 +148,7 @@ def _numbers(array: pa.Array, domain: Domain) -> Numbers:
         raise TypeError(f"a column that is {domain.family.value} has no numbers of fixed width")
     data = array.buffers()[1]
     if domain.family is ValueFamily.TRUTH:
-        return _bits(data, array.offset, len(array)).view(np.uint8)
+        return bits_of(data, array.offset, len(array)).view(np.uint8)
     kind = numpy_type(array.type)
     if not len(array):
         return np.zeros(0, kind)

@@ -8,18 +8,20 @@ has to write the predicate in another way, and after a wrong True its readers wo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quorumcast.matching.canonical import admits
-from quorumcast.matching.conjunctions import as_interval
+from quorumcast.matching.conjunctions import as_interval, meet
+from quorumcast.matching.domain import Domain
 from quorumcast.matching.nodes import (
     AllOf,
     Compared,
     Conjunction,
     Constraint,
-    Interval,
     Meaning,
     NoneOf,
-    OneOf,
     Pattern,
+    Prefix,
     Presence,
 )
 from quorumcast.matching.predicate import Predicate
@@ -30,11 +32,12 @@ def covers(wide: Predicate, narrow: Predicate) -> bool:
     if wide.columns.names != narrow.columns.names or wide.columns.types != narrow.columns.types:
         return False
     return wide.id == narrow.id or all(
-        any(_within(inner, outer) for outer in wide.conjunctions) for inner in narrow.conjunctions
+        any(_within(inner, outer, wide.columns.domains) for outer in wide.conjunctions)
+        for inner in narrow.conjunctions
     )
 
 
-def _within(inner: Conjunction, outer: Conjunction) -> bool:
+def _within(inner: Conjunction, outer: Conjunction, domains: Sequence[Domain]) -> bool:
     known = {constraint.column: constraint for constraint in inner.constraints}
     residual = _parts(inner.residual)
     for constraint in outer.constraints:
@@ -44,7 +47,7 @@ def _within(inner: Conjunction, outer: Conjunction) -> bool:
                 return False
             if not any(constraint.column in _needed(part) for part in residual):
                 return False
-        elif not _inside(found, constraint):
+        elif not _inside(found, constraint, domains[constraint.column]):
             return False
     return all(part in residual or _excluded(part, known) for part in _parts(outer.residual))
 
@@ -72,22 +75,11 @@ def _excluded(test: Meaning, known: dict[int, Constraint]) -> bool:
     return not any(admits(constraint, value) for value in test.values)
 
 
-def _inside(inner: Constraint, outer: Constraint) -> bool:
+def _inside(inner: Constraint, outer: Constraint, domain: Domain) -> bool:
     """Whether each value that the inner constraint admits is admitted by the outer one."""
-    if inner == outer:
-        return True
-    if isinstance(outer, Presence):
-        return outer.present and not isinstance(inner, Presence)
-    if isinstance(inner, Presence):
-        return False
-    if isinstance(inner, OneOf):
-        if isinstance(outer, OneOf):
-            return set(outer.values).issuperset(inner.values)
-        return all(admits(outer, value) for value in inner.values)
-    return not isinstance(outer, OneOf) and _between(as_interval(inner), as_interval(outer))
+    both = meet(inner, outer, domain)
+    return both is not None and _without_prefix(both) == _without_prefix(inner)
 
 
-def _between(inner: Interval, outer: Interval) -> bool:
-    if outer.low is not None and (inner.low is None or inner.low < outer.low):  # type: ignore[operator]
-        return False
-    return outer.high is None or (inner.high is not None and inner.high <= outer.high)  # type: ignore[operator]
+def _without_prefix(constraint: Constraint) -> Constraint:
+    return as_interval(constraint) if isinstance(constraint, Prefix) else constraint

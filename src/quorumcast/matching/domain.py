@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import ROUND_FLOOR, Context, Decimal
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from quorumcast.matching.grammar import quoted_text
@@ -71,25 +72,23 @@ class Domain(msgspec.Struct, frozen=True):
     """The values of one column."""
 
     family: ValueFamily
-    #: The least and the largest value of numbers that are counted.
-    least: int = 0
-    most: int = 0
+    #: The least and the largest value; text and bytes have none.
+    least: int | float = 0
+    most: int | float = 0
     #: Times: ticks a day. Decimals: units of 1.
     scale: int = 1
 
     @property
-    def counted(self) -> bool:
-        """Whether the values are integers, so that each has a next one."""
-        return self.family not in (ValueFamily.FLOAT, *STRINGS, ValueFamily.OTHER)
+    def read_by_arrow(self) -> bool:
+        """Whether only Arrow compares the values: text, bytes and decimals."""
+        return self.family in (*STRINGS, ValueFamily.DECIMAL)
 
     @property
-    def limits(self) -> tuple[int | float, int | float] | None:
-        """The least and the largest value; text and bytes have none."""
-        if self.family in STRINGS:
-            return None
-        return (
-            (-math.inf, math.inf) if self.family is ValueFamily.FLOAT else (self.least, self.most)
-        )
+    def number_type(self) -> type[np.generic]:
+        """The type of numpy that holds all values of fixed width."""
+        if self.family is ValueFamily.FLOAT:
+            return np.float64
+        return np.uint64 if self.most >= 2**63 else np.int64
 
     def compares_with(self, literal: Literal) -> bool:
         """Whether a literal has an order with the values."""
@@ -116,11 +115,8 @@ class Domain(msgspec.Struct, frozen=True):
             case Sign.AT_LEAST:
                 bounds = (floor if exact else self._after(floor), None)
             case _:
-                return (floor, floor) if exact and self._has(floor) else None
+                return (floor, floor) if exact and self.least <= floor <= self.most else None
         return None if _NEVER in bounds else bounds
-
-    def _has(self, value: int | float) -> bool:
-        return not self.counted or self.least <= value <= self.most
 
     def _floor(self, literal: Literal) -> tuple[int | float, bool]:
         """The largest value up to a literal, and whether it is equal."""
@@ -210,7 +206,7 @@ def domain_of(kind: pa.DataType) -> Domain:
             return Domain(ValueFamily.INTEGER, 0, 2**bits - 1)
         return Domain(ValueFamily.INTEGER, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     if types.is_float32(kind) or types.is_float64(kind):
-        return Domain(ValueFamily.FLOAT)
+        return Domain(ValueFamily.FLOAT, -math.inf, math.inf)
     if types.is_boolean(kind):
         return Domain(ValueFamily.TRUTH, 0, 1)
     if types.is_string(kind):

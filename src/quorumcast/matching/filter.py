@@ -15,17 +15,17 @@ from quorumcast.core.limits import MAX_FILTER_TEXT, MAX_PREDICATES
 from quorumcast.matching.columns import BatchView, Columns
 from quorumcast.matching.conjunctions import MAX_CONJUNCTIONS
 from quorumcast.matching.evaluate import Rows, rows_in
-from quorumcast.matching.kernels import cost_of, start_cost_of
+from quorumcast.matching.kernels import MatchingCost, cost_of
 from quorumcast.matching.nodes import Conjunction, OneOf, Prefix
 from quorumcast.matching.predicate import Predicate, parse_predicate
 
 #: From so many microseconds per 1,000 rows on a filter is costly.
 COSTLY_US = 1000.0
-#: What a conjunction costs in an index for 1,000 rows, beside its residual: one that names values,
-#: and one that most rows may satisfy.
-_NAMED_US, _WIDE_US = 0.5, 3.0
-#: What any evaluation costs per batch, and the rows of a batch: plainly, and in an index.
-_PLAIN_BATCH_US, _INDEXED_BATCH_US = 40.0, 5.0
+#: What a conjunction costs in an index, beside its residual: one that names values, and one that
+#: most rows may satisfy.
+_NAMED, _WIDE = MatchingCost(0.5, 0), MatchingCost(3, 0)
+#: What any evaluation costs, and the rows of a batch: plainly, and in an index.
+_PLAIN, _INDEXED = MatchingCost(0, 40), MatchingCost(0, 5)
 _PLAIN_BATCH, _INDEXED_BATCH = 4096, 1024
 #: The predicates of a filter share so many conjunctions, and each may have a few in any case. ANDs
 #: of ORs multiply, and it takes a second to make and to index 40,000 conjunctions.
@@ -40,12 +40,9 @@ class Filter(msgspec.Struct, frozen=True, eq=False):
     columns: Columns
     #: 16 bytes over the ids of the predicates and the columns of the channel.
     id: bytes
-    #: About how many microseconds it takes for 1,000 rows: alone, and beside others in an index.
-    cost: float
-    indexed_cost: float
-    #: The same per batch of rows, however small.
-    start_cost: float
-    indexed_start_cost: float
+    #: What it takes alone, and beside others in an index.
+    plain: MatchingCost
+    indexed: MatchingCost
 
     @property
     def schema(self) -> pa.Schema:
@@ -54,16 +51,13 @@ class Filter(msgspec.Struct, frozen=True, eq=False):
 
     def work_us(self, rows: int, *, plain: bool) -> int:
         """About how many microseconds it takes to find the matching ones of so many rows."""
-        if plain:
-            batches = 1 + rows // _PLAIN_BATCH
-            return int(self.start_cost * batches + self.cost * rows / 1000)
-        batches = 1 + rows // _INDEXED_BATCH
-        return int(self.indexed_start_cost * batches + self.indexed_cost * rows / 1000)
+        cost, batch = (self.plain, _PLAIN_BATCH) if plain else (self.indexed, _INDEXED_BATCH)
+        return int(cost.batch_us * (1 + rows // batch) + cost.rows_us * rows / 1000)
 
     @property
     def is_costly(self) -> bool:
         """Whether it takes a microsecond per row or more, whatever index there is."""
-        return min(self.cost, self.indexed_cost) >= COSTLY_US
+        return min(self.plain.rows_us, self.indexed.rows_us) >= COSTLY_US
 
     def rows(self, batch: pa.RecordBatch) -> Rows:
         """The rows of a batch that the node gets, ascending."""
@@ -114,23 +108,25 @@ def filter_steps(
     predicates = tuple(by_id[name] for name in sorted(by_id))
     conjunctions = [one for predicate in predicates for one in predicate.conjunctions]
     residuals = [one.residual for one in conjunctions if one.residual is not None]
+    meanings = [predicate.meaning for predicate in predicates]
     return Filter(
         predicates=predicates,
         columns=columns,
         id=_named(predicates, columns),
-        cost=sum(cost_of(predicate.meaning, columns) for predicate in predicates),
-        indexed_cost=sum(map(_filed_cost, conjunctions))
-        + sum(cost_of(residual, columns) for residual in residuals),
-        start_cost=_PLAIN_BATCH_US
-        + sum(start_cost_of(predicate.meaning, columns) for predicate in predicates),
-        indexed_start_cost=_INDEXED_BATCH_US
-        + sum(start_cost_of(residual, columns) for residual in residuals),
+        plain=MatchingCost.total([_PLAIN, *(cost_of(meaning, columns) for meaning in meanings)]),
+        indexed=MatchingCost.total(
+            [
+                _INDEXED,
+                *map(_filed_cost, conjunctions),
+                *(cost_of(residual, columns) for residual in residuals),
+            ]
+        ),
     )
 
 
-def _filed_cost(conjunction: Conjunction) -> float:
+def _filed_cost(conjunction: Conjunction) -> MatchingCost:
     named = any(isinstance(one, OneOf | Prefix) for one in conjunction.constraints)
-    return _NAMED_US if named else _WIDE_US
+    return _NAMED if named else _WIDE
 
 
 def _named(predicates: Sequence[Predicate], columns: Columns) -> bytes:

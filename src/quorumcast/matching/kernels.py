@@ -9,15 +9,15 @@ made once. An absent value makes each test false, because the tree of meaning ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, assert_never
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from quorumcast.matching.columns import BatchView, Bools, Columns, bools
-from quorumcast.matching.domain import STRINGS, Domain, ValueFamily
+from quorumcast.matching.domain import Domain, ValueFamily
 from quorumcast.matching.nodes import (
     AllOf,
     AnyOf,
@@ -36,13 +36,33 @@ from quorumcast.matching.nodes import (
 #: The rows of a batch for which a test is true.
 Mask = Callable[[BatchView], Bools]
 
-#: Microseconds per 1,000 rows: a comparison of numbers, one of short strings, a set, a pattern, a
-#: comparison of two columns.
-_NUMBERS_US, _STRINGS_US, _SET_US, _PATTERN_US, _COLUMNS_US = 4.0, 12.0, 40.0, 120.0, 30.0
-#: Microseconds per batch, however few rows it has: numpy, a kernel of Arrow, a pattern.
-_NUMPY_CALL_US, _ARROW_CALL_US, _PATTERN_CALL_US = 3.0, 15.0, 60.0
 #: Sets up to this size are compared value by value.
 _FEW = 3
+
+
+class MatchingCost(NamedTuple):
+    """About how many microseconds a test takes: per 1,000 rows, and per batch, however small."""
+
+    rows_us: float
+    batch_us: float
+
+    @classmethod
+    def total(cls, costs: Iterable[MatchingCost]) -> MatchingCost:
+        """What several tests take."""
+        return cls(*map(sum, zip((0.0, 0.0), *costs, strict=True)))
+
+
+#: A comparison by numpy, one by a kernel of Arrow, a pattern, and a comparison of two columns.
+_NUMPY, _ARROW, _PATTERN, _COLUMNS = (
+    MatchingCost(4, 3),
+    MatchingCost(12, 15),
+    MatchingCost(120, 60),
+    MatchingCost(30, 30),
+)
+#: Joining a part of an AND or OR to the others.
+_JOIN = MatchingCost(0.5, 0.5)
+#: What 1,000 rows take with a set.
+_SET_US = 40.0
 
 
 def compiled(meaning: Meaning, columns: Columns) -> Mask:
@@ -61,7 +81,7 @@ def compiled(meaning: Meaning, columns: Columns) -> Mask:
             return _pattern(column, pattern, negated)
         case Interval(column=column) | OneOf(column=column) | NoneOf(column=column):
             domain = columns.domains[column]
-            if domain.family in (*STRINGS, ValueFamily.DECIMAL):
+            if domain.read_by_arrow:
                 return _by_arrow(meaning, domain, columns.types[column])
             return _by_numpy(meaning, domain)
         case Prefix(column=column, prefix=prefix):
@@ -69,55 +89,40 @@ def compiled(meaning: Meaning, columns: Columns) -> Mask:
     assert_never(meaning)
 
 
-def cost_of(meaning: Meaning, columns: Columns) -> float:
-    """About how many microseconds a test takes for 1,000 rows."""
+def cost_of(meaning: Meaning, columns: Columns) -> MatchingCost:
+    """What a test takes."""
     match meaning:
         case AllOf(parts=parts) | AnyOf(parts=parts):
-            return sum(cost_of(part, columns) + 0.5 for part in parts)
+            return MatchingCost.total(
+                [cost for part in parts for cost in (cost_of(part, columns), _JOIN)]
+            )
         case Presence():
-            return _NUMBERS_US
+            return _NUMPY
         case Pattern():
-            return _PATTERN_US
+            return _PATTERN
+        case Prefix():
+            return _ARROW
         case Compared():
-            return _COLUMNS_US
+            return _COLUMNS
         case OneOf(column=column, values=values) | NoneOf(column=column, values=values):
-            return _SET_US if len(values) > _FEW else len(values) * _simple_cost(column, columns)
+            one = _comparison_cost(column, columns)
+            return (
+                MatchingCost(_SET_US, one.batch_us)
+                if len(values) > _FEW
+                else _times(len(values), one)
+            )
         case Interval(column=column, low=low, high=high):
             bounds = (low is not None) + (high is not None)
-            return bounds * _simple_cost(column, columns)
-        case Prefix():
-            return _STRINGS_US
+            return _times(bounds, _comparison_cost(column, columns))
     assert_never(meaning)
 
 
-def start_cost_of(meaning: Meaning, columns: Columns) -> float:
-    """About how many microseconds a test takes for a batch of one row."""
-    match meaning:
-        case AllOf(parts=parts) | AnyOf(parts=parts):
-            return sum(start_cost_of(part, columns) + 0.5 for part in parts)
-        case Presence():
-            return _NUMPY_CALL_US
-        case Pattern():
-            return _PATTERN_CALL_US
-        case Prefix():
-            return _ARROW_CALL_US
-        case Compared():
-            return 2 * _ARROW_CALL_US
-        case OneOf(column=column, values=values) | NoneOf(column=column, values=values):
-            calls = 1 if len(values) > _FEW else len(values)
-            return calls * (_ARROW_CALL_US if _by_kernels(column, columns) else _NUMPY_CALL_US)
-        case Interval(column=column, low=low, high=high):
-            calls = (low is not None) + (high is not None)
-            return calls * (_ARROW_CALL_US if _by_kernels(column, columns) else _NUMPY_CALL_US)
-    assert_never(meaning)
+def _comparison_cost(column: int, columns: Columns) -> MatchingCost:
+    return _ARROW if columns.domains[column].read_by_arrow else _NUMPY
 
 
-def _by_kernels(column: int, columns: Columns) -> bool:
-    return columns.domains[column].family in (*STRINGS, ValueFamily.DECIMAL)
-
-
-def _simple_cost(column: int, columns: Columns) -> float:
-    return _STRINGS_US if _by_kernels(column, columns) else _NUMBERS_US
+def _times(count: int, cost: MatchingCost) -> MatchingCost:
+    return MatchingCost(count * cost.rows_us, count * cost.batch_us)
 
 
 def _combined(parts: Sequence[Mask], join: np.ufunc, neutral: bool) -> Mask:
@@ -164,18 +169,12 @@ def _by_numpy(test: Interval | OneOf | NoneOf, domain: Domain) -> Mask:
             return lambda view: _kept(_within(view.numbers(column), least, most), view, column)
         case OneOf(values=values) | NoneOf(values=values):
             wanted = [typed(value) for value in values]
-            listed = _listed(wanted, domain) if len(wanted) > _FEW else None
+            listed = np.array(wanted, domain.number_type) if len(wanted) > _FEW else None
             negated = isinstance(test, NoneOf)
             return lambda view: _kept(
                 _among(view.numbers(column), wanted, listed, negated), view, column
             )
     assert_never(test)
-
-
-def _listed(values: Sequence[Any], domain: Domain) -> np.ndarray[Any, Any]:
-    if domain.family is ValueFamily.FLOAT:
-        return np.array(values, np.float64)
-    return np.array(values, np.uint64 if domain.most >= 2**63 else np.int64)
 
 
 def _within(numbers: Any, low: Any, high: Any) -> Bools:
@@ -279,7 +278,7 @@ def _signed(sign: Sign, less: Bools, equal: Bools) -> Bools:
 def _ordering(left: int, right: int, columns: Columns) -> Callable[[BatchView], _Order]:
     first, second = columns.domains[left], columns.domains[right]
     families = {first.family, second.family}
-    if families & {*STRINGS, ValueFamily.DECIMAL}:
+    if first.read_by_arrow or second.read_by_arrow:
         return lambda view: _order_by_arrow(view, left, right, families)
     if families == {ValueFamily.INTEGER, ValueFamily.FLOAT}:
         if first.family is ValueFamily.INTEGER:

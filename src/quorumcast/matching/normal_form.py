@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from quorumcast.core.publication import null_column
+from quorumcast.matching.columns import bits_of
 
 #: A byte per column that tells of nulls, and the parts.
 WrittenColumns: TypeAlias = tuple[bytes, list[bytes]]
@@ -91,7 +92,7 @@ class _Column:
         buffers, first = column.buffers(), column.offset
         last = first + len(column)
         #: Which rows have a value; None if all have.
-        self._valid = _bits(buffers[0], first, last) if column.null_count else None
+        self._valid = bits_of(buffers[0], first, len(column)) if column.null_count else None
         self._text: memoryview | None = None
         #: Values, or bits; or where the first text begins, and the ends of all.
         self._numbers: npt.NDArray[Any]
@@ -100,7 +101,7 @@ class _Column:
             self._text = memoryview(buffers[2] or b"")
             return
         if self._type == _BOOL:
-            self._numbers = _bits(buffers[1], first, last)
+            self._numbers = bits_of(buffers[1], first, len(column))
         else:
             # A publisher's buffer may end inside a number behind the last one.
             self._numbers = np.frombuffer(buffers[1], _NUMBERS[self._type], last)[first:]
@@ -195,13 +196,6 @@ def _read_column(kind: pa.DataType, has_nulls: int, parts: Parts, count: int) ->
     else:
         buffers.append(parts.buffer((count * kind.bit_width + 7) // 8))
     return pa.Array.from_buffers(kind, count, buffers)
-
-
-def _bits(buffer: pa.Buffer, first: int, last: int) -> _Flags:
-    start = first >> 3
-    packed = np.frombuffer(buffer, np.uint8)[start : (last + 7) >> 3]
-    bits = np.unpackbits(packed, count=last - 8 * start, bitorder="little")
-    return bits[first - 8 * start :].view(np.bool_)
 
 
 def _packed(flags: _Flags) -> bytes:

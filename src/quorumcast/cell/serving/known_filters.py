@@ -185,7 +185,7 @@ class KnownFilters:
 
 
 def _known(where: tuple[str, ...], entry: ChannelEntry, filter_: Filter) -> KnownFilter:
-    if len(filter_.predicates) < INDEXED or filter_.cost < filter_.indexed_cost:
+    if len(filter_.predicates) < INDEXED or filter_.plain.rows_us < filter_.indexed.rows_us:
         return KnownFilter(where, entry.schema, filter_, filter_, plain=True)
     # Not at the top: brokers without predicates start without Arrow.
     from quorumcast.matching.indexing.solo import IndexedFilter

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from quorumcast.matching.columns import BatchView, numpy_type
 from quorumcast.matching.conjunctions import as_interval
-from quorumcast.matching.domain import STRINGS, Domain, ValueFamily
+from quorumcast.matching.domain import Domain, ValueFamily
 from quorumcast.matching.nodes import Constraint, Interval, OneOf, Prefix, Presence, Value
 
 #: A rank per row, or per something else.
@@ -87,8 +87,8 @@ class Ranks:
         self.count = 2 * len(self._points) + 2
         self._search: Any = None
         self._table: RankArray | None = None
-        if domain.family not in (*STRINGS, ValueFamily.DECIMAL):
-            self._search = _sorted_numbers(self._points, domain)
+        if not domain.read_by_arrow:
+            self._search = np.array(self._points, domain.number_type)
             self._table = _table_of(self._search)
         #: Reads a number of fixed width, of so many bytes; None for other values.
         self._read: Any = None
@@ -196,13 +196,6 @@ class Ranks:
         text = array.buffers()[2]
         data = bytes(text[first:last]) if last > first else b""
         return [data[start:end] for start, end in pairwise((ends - first).tolist())]
-
-
-def _sorted_numbers(points: Sequence[Any], domain: Domain) -> npt.NDArray[Any]:
-    """Constants as numbers of the widest type of their kind."""
-    if domain.family is ValueFamily.FLOAT:
-        return np.array(points, np.float64)
-    return np.array(points, np.uint64 if domain.most >= 2**63 else np.int64)
 
 
 def _table_of(points: npt.NDArray[Any]) -> RankArray | None:
