@@ -20,7 +20,7 @@ import msgspec
 from quorumcast.broadcast.shelf import Shelf
 from quorumcast.broadcast.times import Search, Times
 from quorumcast.core.errors import ensure
-from quorumcast.core.ids import Digest, Millis, NodeId
+from quorumcast.core.ids import DIGEST_SIZE, Digest, Millis, NodeId
 from quorumcast.core.limits import MAX_NUMBER, MAX_RUN, Limits
 
 #: Ages are told apart to this part of the time that publications are kept.
@@ -44,6 +44,11 @@ class StoredRun(msgspec.Struct, frozen=True):
     digests: bytes
     bodies: tuple[bytes, ...]
     order: Order = ()
+
+    @property
+    def stop(self) -> int:
+        """The number after its last one."""
+        return self.first + len(self.digests) // DIGEST_SIZE
 
 
 class Ledger:

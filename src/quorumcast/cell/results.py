@@ -53,7 +53,7 @@ class KnownResult(msgspec.Struct):
         for place in selected.places:
             if skip <= place < skip + count:
                 self.places.append(self.count + place - skip)
-                self.values.append(selected.votes[place * DIGEST_SIZE : (place + 1) * DIGEST_SIZE])
+                self.values.append(selected.vote(place))
                 self.bodies.append(selected.body(place))
         self.count += count
 
@@ -95,7 +95,7 @@ class KnownResults:
 
     def find(self, name: bytes, stream: Stream, held: StoredRun) -> KnownResult | None:
         """What is known of the beginning of what is held; None if nothing is."""
-        at, stop = held.first, held.first + len(held.digests) // DIGEST_SIZE
+        at, stop = held.first, held.stop
         found = KnownResult()
         runs = self._by_stream.get(stream, ())
         # Nearly all come in order. Where they do not, less is found.

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from quorumcast.core.errors import ensure
-from quorumcast.core.ids import NOTHING, Digest, split_digests
+from quorumcast.core.ids import DIGEST_SIZE, NOTHING, Digest, split_digests
 from quorumcast.core.limits import MAX_MATCHED_ROWS
 from quorumcast.core.publication import widened
 from quorumcast.matching.cut import OpenedBody, RowCut, cut_out, open_body
@@ -62,6 +62,10 @@ class Selected:
         self._cuts = cuts
         self._bodies = bodies
         self._totals = totals
+
+    def vote(self, place: int) -> bytes:
+        """The value of one number."""
+        return self.votes[place * DIGEST_SIZE : (place + 1) * DIGEST_SIZE]
 
     def body(self, place: int) -> bytes:
         """What to send for a number that matches: the body as it is, or the cut."""

@@ -16,7 +16,7 @@ import msgspec
 from quorumcast.broadcast.contract import Vouch
 from quorumcast.broadcast.ledger import StoredRun
 from quorumcast.broadcast.messages import Matches
-from quorumcast.cell.results import KnownResult, KnownResults
+from quorumcast.cell.results import KnownResults
 from quorumcast.cell.serving.known_filters import KnownFilter, KnownFilters
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.cell.serving.work import MOST_US
@@ -74,10 +74,10 @@ class FilterGroup:
 
     def __init__(self, known: KnownFilter) -> None:
         self.filter = known.filter
-        #: Finds the rows that match where they are not in the index of all groups.
-        self.finder = known.finder
-        #: Whether it does so plainly; None if they are in the index.
-        self.plain = known.plain if known.filter.is_costly else None
+        #: Finds the rows that match of a costly filter, which is not in the index of all groups;
+        #: and whether it does so plainly.
+        self.finder = known.finder if known.filter.is_costly else None
+        self.plain = self.finder is not None and known.plain
         #: Whether each of them wants contents.
         self.readers: dict[NodeId, bool] = {}
         #: At most one span per stream, of less than COVERED numbers.
@@ -85,7 +85,7 @@ class FilterGroup:
 
     def work_us(self, rows: int) -> int:
         """About how long it takes to find the matching ones of so many rows, in microseconds."""
-        return self.filter.work_us(rows, plain=bool(self.plain))
+        return self.filter.work_us(rows, plain=self.plain)
 
     def send(self, told: Matches, selected: Selected | None) -> list[Effect]:
         """One vote to all: with what matches to those that want contents."""
@@ -130,7 +130,7 @@ class ChannelGroups:
         chosen: dict[bytes, Selected] = {}
         new: list[Filter] = []
         for name, group in self.by_id.items():
-            if group.plain is not None:
+            if group.finder is not None:
                 if name in paying:
                     chosen[name] = opened.select(group.finder)
             elif name not in paying:
@@ -171,29 +171,24 @@ class FilteredReaders:
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
         groups = self._groups()
-        quiet = sum(len(group.quiet) for group in groups)
         return {
             **self.known.sizes(),
             "groups": len(groups),
-            "quiet": quiet,
+            "quiet": sum(len(group.quiet) for group in groups),
             "results": len(self._results),
         }
 
     def work(self) -> dict[Channel, PredicateWork]:
         """What was done for the predicates of each channel, for people to read."""
-        return {
-            channel: msgspec.structs.replace(
-                done,
+        found = dict(self._done)
+        for channel, there in self._channels.items():
+            groups = there.by_id.values()
+            found[channel] = msgspec.structs.replace(
+                found[channel],
                 predicates=sum(len(group.filter.predicates) for group in groups),
                 subscribers=sum(len(group.readers) for group in groups),
             )
-            for channel, done in self._done.items()
-            for groups in [self._of(channel)]
-        }
-
-    def _of(self, channel: Channel) -> list[FilterGroup]:
-        there = self._channels.get(channel)
-        return [] if there is None else list(there.by_id.values())
+        return found
 
     def _groups(self) -> list[FilterGroup]:
         return [group for there in self._channels.values() for group in there.by_id.values()]
@@ -274,16 +269,14 @@ class FilteredReaders:
     def _tell(
         self, group: FilterGroup, stream: Stream, held: StoredRun, selected: Selected
     ) -> list[Effect]:
-        count = len(held.digests) // DIGEST_SIZE
-        stop = held.first + count
         effects: list[Effect] = []
         quiet = group.quiet.get(stream)
-        if quiet is not None and (quiet.stop != held.first or stop - quiet.first > MAX_RUN):
+        if quiet is not None and (quiet.stop != held.first or held.stop - quiet.first > MAX_RUN):
             effects += group.send(_coverage(group.filter, stream, quiet), None)
             quiet = None
         first = held.first if quiet is None else quiet.first
-        if not selected.places and stop - first < COVERED:
-            group.quiet[stream] = Span(first, stop)
+        if not selected.places and held.stop - first < COVERED:
+            group.quiet[stream] = Span(first, held.stop)
             return effects
         group.quiet.pop(stream, None)
         return effects + group.send(_matches(group.filter, stream, first, held, selected), selected)
@@ -329,42 +322,31 @@ class FilteredReaders:
         work = self.known.work
         if not work.may_ask(reader, 0, now):
             return None
-        known_result = self._results.find(known.filter.id, stream, held)
-        if known_result is not None:
-            work.spend((reader,), CUT_US * (1 + len(known_result.places)))
-            return _told_again(known.filter, stream, held.first, known_result, bodies=bodies)
+        result = self._results.find(known.filter.id, stream, held)
+        if result is not None:
+            work.spend((reader,), CUT_US * (1 + len(result.places)))
+            places, values = tuple(result.places), b"".join(result.values)
+            told = Matches(stream, held.first, result.count, known.filter.id, places, values)
+            return told, tuple(result.bodies) if bodies else ()
         # Opening all, half, a quarter … of a run takes twice as long as opening it.
         open_us = 2 * (OPEN_US * len(held.bodies) + sum(map(len, held.bodies)) // OPEN_BYTES)
         if not work.may_ask(reader, open_us, now):
             return None
         work.spend((reader,), open_us)
-        opened = _opened(served, known.filter.schema, held)
-        work_us = known.work_us(opened.effort)
-        while _is_too_long(held, work_us) or not work.may_ask(reader, work_us, now):
-            if len(held.bodies) == 1:
+        while True:
+            opened = _opened(served, known.filter.schema, held)
+            work_us, one = known.work_us(opened.effort), len(held.bodies) == 1
+            # A run that takes more than a full account is taken in parts: others wait less.
+            if (one or work_us <= MOST_US) and work.may_ask(reader, work_us, now):
+                break
+            if one:
                 return None
             held = _first_half(held)
-            opened = _opened(served, known.filter.schema, held)
-            work_us = known.work_us(opened.effort)
         selected = opened.select(known.finder)
         self._charge(stream, (reader,), work_us, selected)
         told = _matches(known.filter, stream, held.first, held, selected)
         contents = tuple([selected.body(place) for place in selected.places]) if bodies else ()
         return told, contents
-
-
-def _told_again(
-    filter_: Filter, stream: Stream, first: int, found: KnownResult, *, bodies: bool
-) -> tuple[Matches, Bodies]:
-    """The vote for numbers of which the result is known."""
-    values = b"".join(found.values)
-    told = Matches(stream, first, found.count, filter_.id, tuple(found.places), values)
-    return told, tuple(found.bodies) if bodies else ()
-
-
-def _is_too_long(held: StoredRun, work_us: int) -> bool:
-    """Whether a run takes more than a full account: it is taken in parts, and others wait less."""
-    return len(held.bodies) > 1 and work_us > MOST_US
 
 
 def _first_half(held: StoredRun) -> StoredRun:
@@ -389,9 +371,6 @@ def _matches(
     filter_: Filter, stream: Stream, first: int, held: StoredRun, selected: Selected
 ) -> Matches:
     """The vote for a run, and for numbers right before it at which nothing matches."""
-    before = held.first - first
-    count = before + len(held.digests) // DIGEST_SIZE
-    places = tuple([before + place for place in selected.places])
-    votes = selected.votes
-    values = b"".join([votes[p * DIGEST_SIZE : (p + 1) * DIGEST_SIZE] for p in selected.places])
-    return Matches(stream, first, count, filter_.id, places, values)
+    places = tuple([held.first - first + place for place in selected.places])
+    values = b"".join(map(selected.vote, selected.places))
+    return Matches(stream, first, held.stop - first, filter_.id, places, values)

@@ -174,9 +174,7 @@ def _number_matches(self: Any, group: Any, stream: Any, held: Any, selected: Any
     first = group.quiet.get(stream, Span(1, 1)).stop
     places = tuple(range(len(selected.places)))
     group.quiet[stream] = Span(first + len(places), first + len(places))
-    values = b"".join(
-        selected.votes[p * DIGEST_SIZE : (p + 1) * DIGEST_SIZE] for p in selected.places
-    )
+    values = b"".join(map(selected.vote, selected.places))
     told = Matches(stream, first, len(places), group.filter.id, places, values)
     found: list[Effect] = group.send(told, selected)
     return found
