@@ -6,8 +6,11 @@ import pyarrow as pa
 
 from quorumcast.bench.workload import (
     EVENT_COLUMNS,
+    EVENTS,
     SUBSCRIPTION_COLUMNS,
+    SUBSCRIPTIONS,
     TOPIC_COLUMNS,
+    TOPICS,
     WorkloadHeader,
     write_workload,
 )
@@ -15,13 +18,13 @@ from quorumcast.bench.workload import (
 NODES = ("node-1", "node-2", "node-3", "node-4")
 SUBSCRIBERS = {"news": NODES, "cats": NODES[1:3], "quiet": NODES[3:]}
 #: Publishers take turns; topics by popularity. Nobody ever says anything on "quiet".
-TOPICS = ("news", "news", "cats", "news")
+SPOKEN_OF = ("news", "news", "cats", "news")
 
 
 def small_workload(path: Path, events: int = 60) -> int:
     """Write it; how many deliveries are expected."""
     rows = [
-        (20 * number, number, NODES[number % 3], TOPICS[number % 4], (number * 37) % 90)
+        (20 * number, number, NODES[number % 3], SPOKEN_OF[number % 4], (number * 37) % 90)
         for number in range(events)
     ]
     table = pa.Table.from_pylist(
@@ -43,8 +46,12 @@ def small_workload(path: Path, events: int = 60) -> int:
     write_workload(
         path,
         header,
-        pa.table(topics, schema=TOPIC_COLUMNS),
-        pa.table(list(map(list, zip(*pairs, strict=True))), schema=SUBSCRIPTION_COLUMNS),
-        [table.slice(0, events // 3), table.slice(events // 3)],
+        {
+            TOPICS: [pa.table(topics, schema=TOPIC_COLUMNS)],
+            SUBSCRIPTIONS: [
+                pa.table(list(map(list, zip(*pairs, strict=True))), schema=SUBSCRIPTION_COLUMNS)
+            ],
+            EVENTS: [table.slice(0, events // 3), table.slice(events // 3)],
+        },
     )
     return deliveries

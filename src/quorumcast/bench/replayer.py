@@ -11,7 +11,9 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import pyarrow as pa
@@ -39,7 +41,7 @@ from quorumcast.bench.worker import (
 )
 from quorumcast.bench.workload import WorkloadEvent, read_workload
 from quorumcast.client import run
-from quorumcast.client.events import BufferFull, Gap
+from quorumcast.client.events import Batch, BufferFull, Gap
 from quorumcast.client.node import Node
 from quorumcast.client.publishing.publisher import Publisher
 from quorumcast.client.subscription import Subscription
@@ -86,6 +88,18 @@ class TopicCheck:
         self._checks: dict[int, LaneCheck] = {}
         self.altered = 0
 
+    @property
+    def accepted(self) -> int:
+        """Events that it had to get, each once."""
+        return self.total("accepted")
+
+    def check(self, batch: Batch) -> int | None:
+        """Check and count the events of a publication; when the last of them was sent."""
+        sent_ns = None
+        for payload in batch.payloads:
+            sent_ns = self.take(batch.publisher, payload)
+        return sent_ns
+
     def take(self, publisher: str, payload: bytes) -> int | None:
         """Check and count an event; its time of sending, or None if it was altered."""
         found = read_event(payload)
@@ -103,6 +117,17 @@ class TopicCheck:
         return sum(getattr(check.counts, counter) for check in self._checks.values())
 
 
+class DeliveryCheck(Protocol):
+    """Checks what one subscription gets."""
+
+    @property
+    def accepted(self) -> int:
+        """What it had to get, and got, each once."""
+
+    def check(self, batch: Batch) -> int | None:
+        """Check and count a publication; when it was sent, or None if it was altered."""
+
+
 class ReplayShare(ABC):
     """The nodes of this process."""
 
@@ -114,9 +139,9 @@ class ReplayShare(ABC):
         self.plan = msgspec.json.decode((directory / "replay.json").read_bytes(), type=ReplayPlan)
         self.counters = ReplayCounters(directory / "counters", self.plan.processes)
         self.nodes: dict[str, Node] = {}
-        self.tasks: list[asyncio.Task[None]] = []
-        #: Of all nodes.
-        self.publishers: list[Publisher] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        #: Of all nodes, by node and channel.
+        self._publishers: dict[tuple[str, str], Publisher] = {}
         self._index = index
         self._owed = self._accepted = 0
 
@@ -126,7 +151,7 @@ class ReplayShare(ABC):
             await self._connect()
             self.put(ReplayCounter.READY, 1)
             collect_seldom()
-            self.tasks.append(asyncio.create_task(self._watch()))
+            self._tasks.append(asyncio.create_task(self._watch()))
             await self.counters.wait(Signal.START, POLL_S)
             await self.publish()
             self.put(ReplayCounter.FINISHED, 1)
@@ -149,8 +174,8 @@ class ReplayShare(ABC):
         """All nodes, in an order that all processes agree on."""
 
     @abstractmethod
-    async def subscribe(self) -> None:
-        """Establish all subscriptions of these nodes."""
+    def subscriptions(self) -> Iterator[tuple[Subscription, DeliveryCheck]]:
+        """Open all subscriptions of these nodes."""
 
     @abstractmethod
     async def publish(self) -> None:
@@ -178,7 +203,21 @@ class ReplayShare(ABC):
 
         mine = self.plan.share(self.names(), self._index)
         await asyncio.gather(*(start(name) for name in mine))
-        await self.subscribe()
+        opened = list(self.subscriptions())
+        self._tasks += [asyncio.create_task(self._listen(*one)) for one in opened]
+        for subscription, _ in opened:
+            await subscription.wait_joined(CONNECT_TIMEOUT_S)
+
+    async def _listen(self, subscription: Subscription, check: DeliveryCheck) -> None:
+        while items := await subscription.take(TAKE):
+            now, before, sent_ns = time.monotonic_ns(), check.accepted, None
+            for item in items:
+                if isinstance(item, Gap):
+                    self.result.gaps += 1
+                    continue
+                self.result.by_history += item.by_history
+                sent_ns = check.check(item)
+            self._accept(check.accepted - before, sent_ns, now)
 
     async def turn(self, due_s: float, window: int) -> bool:
         """Wait until an event is due and a delivery has room; False if the replay is over."""
@@ -199,7 +238,24 @@ class ReplayShare(ABC):
         self._owed += deliveries
         self.put(ReplayCounter.OWED, self._owed)
 
-    def accept(self, deliveries: int, sent_ns: int | None, now: int) -> None:
+    def publisher(self, node: str, channel: str, *, batching: bool) -> Publisher:
+        """The publisher of a node on a channel."""
+        found = self._publishers.get((node, channel))
+        if found is None:
+            found = self.nodes[node].publisher(channel, batching=batching)
+            self._publishers[node, channel] = found
+        return found
+
+    async def post(self, publisher: Publisher, post: Callable[[], object]) -> None:
+        """Post once there is room for it."""
+        while True:
+            try:
+                post()
+                return
+            except BufferFull:
+                await publisher.ready()
+
+    def _accept(self, deliveries: int, sent_ns: int | None, now: int) -> None:
         """So many deliveries were accepted; the last of them was sent at that time."""
         if sent_ns is not None and len(self.result.latencies_ns) < MOST_SAMPLES:
             self.result.latencies_ns.append(now - sent_ns)
@@ -209,9 +265,12 @@ class ReplayShare(ABC):
     async def _watch(self) -> None:
         """Count now and then what is not acknowledged, and the links that are down."""
         while True:
-            self.put(ReplayCounter.PENDING, sum(one.pending for one in self.publishers))
+            self.put(ReplayCounter.PENDING, self._pending())
             self.put(ReplayCounter.UNLINKED, sum(map(len, self._unlinked().values())))
             await asyncio.sleep(WATCH_S)
+
+    def _pending(self) -> int:
+        return sum(publisher.pending for publisher in self._publishers.values())
 
     def _unlinked(self) -> dict[str, dict[str, str]]:
         """The brokers that nodes have no link to, and why."""
@@ -225,10 +284,10 @@ class ReplayShare(ABC):
         return found
 
     async def _finish(self) -> None:
-        await cancel_all(self.tasks)
+        await cancel_all(self._tasks)
         self.count()
         nodes, result = self.nodes.values(), self.result
-        result.unacknowledged = sum(one.pending for one in self.publishers)
+        result.unacknowledged = self._pending()
         result.unlinked = self._unlinked()
         result.suspicions = merge_suspicions(node.suspicions for node in nodes)
         result.evidence = sum(len(node.evidence) for node in nodes)
@@ -245,7 +304,6 @@ class TopicReplayShare(ReplayShare):
         self.result = ShareResult()
         self._workload = read_workload(Path(self.plan.workload))
         self._names = node_names(self._workload, self.plan.events)
-        self._publishers: dict[tuple[str, str], Publisher] = {}
         self._checks: list[TopicCheck] = []
         topics = self._workload.topics
         self._lanes = {
@@ -257,19 +315,13 @@ class TopicReplayShare(ReplayShare):
         """Every node that subscribes or publishes."""
         return self._names
 
-    async def subscribe(self) -> None:
+    def subscriptions(self) -> Iterator[tuple[Subscription, DeliveryCheck]]:
         """Subscribe every node to its topics."""
-        joining = []
         for topic, subscribers in self._workload.subscribers.items():
             for name in subscribers:
                 if name in self.nodes:
-                    subscription = self.nodes[name].subscribe(topic)
-                    check = TopicCheck(topic, self._lanes[topic])
-                    self._checks.append(check)
-                    joining.append(subscription)
-                    self.tasks.append(asyncio.create_task(self._listen(subscription, check)))
-        for subscription in joining:
-            await subscription.wait_joined(CONNECT_TIMEOUT_S)
+                    self._checks.append(TopicCheck(topic, self._lanes[topic]))
+                    yield self.nodes[name].subscribe(topic), self._checks[-1]
 
     async def publish(self) -> None:
         """Publish the events of each node in their order."""
@@ -293,35 +345,12 @@ class TopicReplayShare(ReplayShare):
         self.result.published = dict(published)
 
     async def _post(self, event: WorkloadEvent, lane: int, number: int) -> None:
-        key = (event.node, event.topic)
-        publisher = self._publishers.get(key)
-        if publisher is None:
-            publisher = self.nodes[event.node].publisher(
-                event.topic, batching=self.plan.cell.batch == 0
-            )
-            self._publishers[key] = publisher
-            self.publishers.append(publisher)
-        while True:
-            try:
-                publisher.post(make_event(lane, number, event.size, time.monotonic_ns()))
-                return
-            except BufferFull:
-                await publisher.ready()
-
-    async def _listen(self, subscription: Subscription, check: TopicCheck) -> None:
-        result = self.result
-        while items := await subscription.take(TAKE):
-            now = time.monotonic_ns()
-            before = check.total("accepted")
-            sent_ns = None
-            for item in items:
-                if isinstance(item, Gap):
-                    result.gaps += 1
-                    continue
-                result.by_history += item.by_history
-                for payload in item.payloads:
-                    sent_ns = check.take(item.publisher, payload)
-            self.accept(check.total("accepted") - before, sent_ns, now)
+        batching = self.plan.cell.batch == 0
+        publisher = self.publisher(event.node, event.topic, batching=batching)
+        await self.post(
+            publisher,
+            lambda: publisher.post(make_event(lane, number, event.size, time.monotonic_ns())),
+        )
 
     def count(self) -> None:
         """Add up what all subscriptions got."""
@@ -334,11 +363,16 @@ class TopicReplayShare(ReplayShare):
             result.altered += check.altered
 
 
-def main() -> None:
-    """Run one share."""
+def run_share(kind: type[ReplayShare]) -> None:
+    """Run the share that the arguments of this process name."""
     exit_with_parent(int(sys.argv[3]))
     pa.set_cpu_count(1)
-    run(TopicReplayShare(Path(sys.argv[1]), int(sys.argv[2])).work())
+    run(kind(Path(sys.argv[1]), int(sys.argv[2])).work())
+
+
+def main() -> None:
+    """Run one share."""
+    run_share(TopicReplayShare)
 
 
 if __name__ == "__main__":

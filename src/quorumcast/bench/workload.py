@@ -11,7 +11,7 @@ subscriptions are predicates (`kind` is "content") has other columns (`bench.pre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,7 +95,7 @@ class Workload:
     def events(self, most: int = 0) -> Iterator[WorkloadEvent]:
         """The first `most` events in their order; 0 is all."""
         left = most or self.header.events
-        for file in self._files(EVENTS):
+        for file in _files(self.path, EVENTS):
             with pq.ParquetFile(file) as parquet:
                 for batch in parquet.iter_batches(BATCH, columns=EVENT_COLUMNS.names):
                     columns = (batch.column(name).to_pylist() for name in EVENT_COLUMNS.names)
@@ -105,14 +105,20 @@ class Workload:
                         left -= 1
                         yield WorkloadEvent(*row)
 
-    def _files(self, part: str) -> list[Path]:
-        return sorted((self.path / part).glob("*.parquet"))
-
     def _table(self, part: str, schema: pa.Schema) -> pa.Table:
-        tables = [pq.read_table(file, columns=schema.names) for file in self._files(part)]
-        if not tables:
-            raise UsageError(f"{self.path} has no {part}; prepare or generate it again")
-        return pa.concat_tables(tables).cast(schema)
+        return read_part(self.path, part, schema.names).cast(schema)
+
+
+def read_part(path: Path, part: str, columns: list[str] | None = None) -> pa.Table:
+    """One part of a workload; all columns if none are named."""
+    tables = [pq.read_table(file, columns=columns) for file in _files(path, part)]
+    if not tables:
+        raise UsageError(f"{path} has no {part}; prepare or generate it again")
+    return pa.concat_tables(tables)
+
+
+def _files(path: Path, part: str) -> list[Path]:
+    return sorted((path / part).glob("*.parquet"))
 
 
 def natural_order(name: str) -> tuple[int, str]:
@@ -154,14 +160,10 @@ def write_header(path: Path, header: WorkloadHeader) -> None:
 
 
 def write_workload(
-    path: Path,
-    header: WorkloadHeader,
-    topics: pa.Table,
-    subscriptions: pa.Table,
-    events: list[pa.Table],
+    path: Path, header: WorkloadHeader, parts: Mapping[str, Sequence[pa.Table]]
 ) -> None:
-    """Write a small workload without Spark; each table of events becomes a file."""
-    for part, tables in ((TOPICS, [topics]), (SUBSCRIPTIONS, [subscriptions]), (EVENTS, events)):
+    """Write a small workload without Spark; each table of a part becomes a file."""
+    for part, tables in parts.items():
         (path / part).mkdir(parents=True, exist_ok=True)
         for index, table in enumerate(tables):
             pq.write_table(table, path / part / f"part-{index:05}.parquet")

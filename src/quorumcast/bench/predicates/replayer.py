@@ -7,9 +7,8 @@ of both. A reader knows from the workload which rows it must get, and with which
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,11 @@ from quorumcast.bench.predicates.replay import (
 from quorumcast.bench.predicates.workload import (
     EVERYTHING,
     SELECTIVE,
-    ContentReader,
     ContentWorkload,
     PackedFlags,
 )
-from quorumcast.bench.replayer import ReplayShare
-from quorumcast.bench.worker import CONNECT_TIMEOUT_S, TAKE, exit_with_parent
-from quorumcast.client import run
-from quorumcast.client.events import BufferFull, Gap
-from quorumcast.client.publishing.publisher import Publisher
+from quorumcast.bench.replayer import DeliveryCheck, ReplayShare, run_share
+from quorumcast.client.events import Batch
 from quorumcast.client.subscription import Subscription
 
 #: The columns before the attributes.
@@ -102,6 +97,10 @@ class ContentCheck:
         self.irrelevant = 0
         self.disordered = 0
 
+    def check(self, batch: Batch) -> int:
+        """Check and count a publication; when it was sent."""
+        return self.take(batch.publisher, batch.data)
+
     def take(self, publisher: str, data: pa.RecordBatch) -> int:
         """Check and count the rows of a publication; when it was sent."""
         events, sent_ns = self._events.read(publisher, data)
@@ -147,7 +146,6 @@ class ContentReplayShare(ReplayShare):
         self._workload = ContentWorkload(Path(plan.workload), plan.events, plan.predicates)
         self._events = ContentEvents(self._workload)
         self._checks: list[ContentCheck] = []
-        self._publishers: dict[str, Publisher] = {}
         self._bytes_before: dict[str, int] = {}
         #: How many rows all readers together get of each event.
         self._rows_owed: _Numbers = np.load(directory / OWED)
@@ -156,24 +154,16 @@ class ContentReplayShare(ReplayShare):
         """The nodes of the workload, and two to compare."""
         return [*self._workload.nodes, SELECTIVE, EVERYTHING]
 
-    async def subscribe(self) -> None:
+    def subscriptions(self) -> Iterator[tuple[Subscription, DeliveryCheck]]:
         """Open a subscription for every reader on these nodes."""
         wanted = np.load(self.directory / EXPECTED, mmap_mode="r")
-        joining = []
         readers = self._workload.readers(joined=self.plan.joined)
         for number, reader in enumerate(readers):
             if reader.node in self.nodes:
-                subscription = self._open(reader)
-                check = ContentCheck(np.array(wanted[number]), self._events)
-                self._checks.append(check)
-                joining.append(subscription)
-                self.tasks.append(asyncio.create_task(self._listen(subscription, check)))
-        for subscription in joining:
-            await subscription.wait_joined(CONNECT_TIMEOUT_S)
-
-    def _open(self, reader: ContentReader) -> Subscription:
-        where = reader.where[0] if len(reader.where) == 1 else reader.where
-        return self.nodes[reader.node].subscribe(CHANNEL, where=where or None)
+                where = reader.where[0] if len(reader.where) == 1 else reader.where
+                self._checks.append(ContentCheck(np.array(wanted[number]), self._events))
+                node = self.nodes[reader.node]
+                yield node.subscribe(CHANNEL, where=where or None), self._checks[-1]
 
     async def publish(self) -> None:
         """Publish the events of each node in batches."""
@@ -198,28 +188,11 @@ class ContentReplayShare(ReplayShare):
         self.result.published = posted
 
     async def _post(self, node: str, events: _Numbers) -> None:
-        publisher = self._publishers.get(node)
-        if publisher is None:
-            publisher = self.nodes[node].publisher(CHANNEL, batching=False)
-            self._publishers[node] = publisher
-            self.publishers.append(publisher)
-        while True:
-            try:
-                publisher.post_batch(self._events.rows(events, time.monotonic_ns()))
-                return
-            except BufferFull:
-                await publisher.ready()
-
-    async def _listen(self, subscription: Subscription, check: ContentCheck) -> None:
-        while items := await subscription.take(TAKE):
-            now, before, sent_ns = time.monotonic_ns(), check.accepted, None
-            for item in items:
-                if isinstance(item, Gap):
-                    self.result.gaps += 1
-                    continue
-                self.result.by_history += item.by_history
-                sent_ns = check.take(item.publisher, item.data)
-            self.accept(check.accepted - before, sent_ns, now)
+        publisher = self.publisher(node, CHANNEL, batching=False)
+        await self.post(
+            publisher,
+            lambda: publisher.post_batch(self._events.rows(events, time.monotonic_ns())),
+        )
 
     def _bytes(self) -> dict[str, int]:
         """Bytes that the nodes to compare have received."""
@@ -259,9 +232,7 @@ def _flags(packed: PackedFlags, events: _Numbers) -> npt.NDArray[np.bool_]:
 
 def main() -> None:
     """Run one share."""
-    exit_with_parent(int(sys.argv[3]))
-    pa.set_cpu_count(1)
-    run(ContentReplayShare(Path(sys.argv[1]), int(sys.argv[2])).work())
+    run_share(ContentReplayShare)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from quorumcast.bench.workload import (
     BY_CONTENT,
@@ -31,7 +30,8 @@ from quorumcast.bench.workload import (
     WorkloadHeader,
     natural_order,
     read_header,
-    write_header,
+    read_part,
+    write_workload,
 )
 from quorumcast.core.errors import UsageError
 
@@ -70,9 +70,9 @@ class ContentWorkload:
         self.header: WorkloadHeader = read_header(path)
         if self.header.kind != BY_CONTENT:
             raise UsageError(f"{path} subscribes to topics and not by predicates")
-        table = _read(path, EVENTS).sort_by([("id", "ascending")])
+        table = read_part(path, EVENTS).sort_by([("id", "ascending")])
         self._events = table.slice(0, events or table.num_rows).combine_chunks()
-        subscriptions = _read(path, SUBSCRIPTIONS).sort_by([("id", "ascending")])
+        subscriptions = read_part(path, SUBSCRIPTIONS).sort_by([("id", "ascending")])
         #: Whether these are all subscriptions, which the column `matches` is about.
         self._complete = not 0 < predicates < subscriptions.num_rows
         subscriptions = subscriptions.slice(0, predicates or subscriptions.num_rows)
@@ -171,19 +171,6 @@ def _number(text: str) -> int | float:
         return float(text)
 
 
-def write_contents(
-    path: Path,
-    header: WorkloadHeader,
-    events: pa.Table,
-    subscriptions: pa.Table,
-) -> None:
-    """Write a workload of predicates without Spark."""
-    for part, table in ((SUBSCRIPTIONS, subscriptions), (EVENTS, events)):
-        (path / part).mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path / part / "part-00000.parquet")
-    write_header(path, header)
-
-
 def write_rows(
     path: Path, name: str, rows: pa.RecordBatch, where: Sequence[str], nodes: int
 ) -> None:
@@ -210,14 +197,7 @@ def write_rows(
         subscriptions=len(where),
         deliveries=0,
     )
-    write_contents(path, header, events, subscriptions)
-
-
-def _read(path: Path, part: str) -> pa.Table:
-    files = sorted((path / part).glob("*.parquet"))
-    if not files:
-        raise UsageError(f"{path} has no {part}; generate it again")
-    return pa.concat_tables([pq.read_table(file) for file in files])
+    write_workload(path, header, {SUBSCRIPTIONS: [subscriptions], EVENTS: [events]})
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:

@@ -23,8 +23,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quorumcast.bench.predicates.workload import CONTENT_SUBSCRIPTION_COLUMNS, write_contents
-from quorumcast.bench.workload import BY_CONTENT, WorkloadHeader
+from quorumcast.bench.predicates.workload import CONTENT_SUBSCRIPTION_COLUMNS
+from quorumcast.bench.workload import (
+    BY_CONTENT,
+    EVENTS,
+    SUBSCRIPTIONS,
+    WorkloadHeader,
+    write_workload,
+)
 from quorumcast.core.errors import UsageError
 from quorumcast.pipeline.workload.draws import (
     Floats,
@@ -225,8 +231,11 @@ class ContentGenerator:
         """Write a workload that fits into memory; without Spark, so that a benchmark can."""
         events = self.event_columns(np.arange(self.events))
         matches = int(pc.sum(events.column("matches")).as_py())
-        tables = pa.Table.from_batches([events]), self.subscription_table()
-        write_contents(path, self.header(matches), *tables)
+        tables = {
+            SUBSCRIPTIONS: [self.subscription_table()],
+            EVENTS: [pa.Table.from_batches([events])],
+        }
+        write_workload(path, self.header(matches), tables)
 
     @cached_property
     def matcher(self) -> Matcher:
