@@ -13,11 +13,9 @@ from msgspec.structs import replace
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
 from quorumcast.sim.cell.drawing.draft import Draft
-from quorumcast.sim.cell.drawing.extras import may_corrupt
-from quorumcast.sim.cell.drawing.rows import AT_ONCE, CHANGES, FAULTS, PREDICATES
+from quorumcast.sim.cell.drawing.rows import FAULTS, PREDICATES, draw_lies, draw_selections
 from quorumcast.sim.cell.harm import applicable
 from quorumcast.sim.cell.rows import COLUMNS
-from quorumcast.sim.kernel.plan import Act
 from quorumcast.sim.tree.plan import ROOT, Branch, cell_name_of
 
 #: Rows that a cell may carry on, each with some that a cell below it may.
@@ -43,25 +41,17 @@ def draw_rows(draft: Draft, branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
     if rng.randrange(5) == 0 and not aimed:
         return branches
     draft.channels = tuple(replace(entry, schema=COLUMNS) for entry in draft.channels)
-    draft.predicates = tuple(
-        tuple(rng.sample(PREDICATES, rng.choice(AT_ONCE))) for _ in range(rng.randrange(2, 6))
-    )
-    first: list[Act] = []
-    for reader in draft.subscribers:
-        if draft.policy.chained and cell_name_of(reader) == ROOT:
-            continue  # on a chain there are no predicates, below it there are
-        for channel in draft.readable(reader):
-            if rng.randrange(8) < 5 or aimed:
-                wanted = rng.randrange(len(draft.predicates)) + 1
-                first.append(Act(0, "select", reader, channel, wanted))
-            for _ in range(rng.choice(CHANGES)):
-                wanted = rng.randrange(len(draft.predicates) + 1)
-                draft.act(rng.randrange(draft.safety_ms), "select", reader, channel, wanted)
-    if draft.adversary != "none" and not draft.policy.crash_only:
-        _draw_lies(draft, rng)
+    # On a chain there are no predicates; below it there are.
+    chained = draft.policy.chained
+    readers = [r for r in draft.subscribers if not (chained and cell_name_of(r) == ROOT)]
+    first = draw_selections(draft, rng, readers, 8 if aimed else 5)
+    if draft.adversary != "none" and not draft.policy.crash_only and not rng.randrange(2):
+        lies = [name for name in FAULTS if CATALOGUE[name].role is Role.BROKER]
+        at_root = applicable(lies[0], draft.policy)
+        draw_lies(draft, rng, lies, lambda broker: at_root or cell_name_of(broker) != ROOT)
     # Readers that join at once ask for rows at once.
     draft.acts[:0] = first
-    return _draw_carried(rng, branches, chained=draft.policy.chained)
+    return _draw_carried(rng, branches, chained=chained)
 
 
 def _draw_carried(
@@ -79,15 +69,3 @@ def _draw_carried(
             where = rng.choice((*CARRIED, rng.choice(PREDICATES)))
         found[branch.name] = replace(branch, where=where)
     return tuple(found.values())
-
-
-def _draw_lies(draft: Draft, rng: random.Random) -> None:
-    """Let brokers that may be faulty lie about rows: those that lie already, or all of them."""
-    lies = [name for name in FAULTS if CATALOGUE[name].role is Role.BROKER]
-    liars = [name for name in draft.corruptible if name in draft.corrupted]
-    if rng.randrange(2):
-        return
-    for broker in draft.corruptible if may_corrupt(draft) else liars:
-        if cell_name_of(broker) != ROOT or applicable(lies[0], draft.policy):
-            start = rng.choice((0, 0, rng.randrange(draft.safety_ms)))
-            draft.corrupt(broker, rng.choice(lies), start, rng.choice((100, 60, 25)))

@@ -11,8 +11,6 @@ import random
 from collections.abc import Callable
 from functools import cache
 
-import msgspec
-
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.cell.catalogue import CATALOGUE
@@ -22,6 +20,7 @@ from quorumcast.sim.cell.aimed import AIMED
 from quorumcast.sim.cell.cells import PUBLISHERS, SUBSCRIBERS, broker_names, channel_entry
 from quorumcast.sim.cell.drawing import clients, world
 from quorumcast.sim.cell.drawing.draft import ORDERS, QUOTES, Draft, draw_policy
+from quorumcast.sim.cell.drawing.extras import Ingredient, add_some
 from quorumcast.sim.cell.drawing.faults import draw_fault
 from quorumcast.sim.cell.drawing.links import draw_links
 from quorumcast.sim.cell.harm import entry_of, faults_of
@@ -184,30 +183,25 @@ HARMS: dict[str, Callable[[TreeDraft], None]] = {
 ADVERSARIES = (*HARMS, *CATALOGUE, *AIMED)
 
 
-class Extra(msgspec.Struct, frozen=True):
-    """An ingredient that is added to one scenario in `once_in`."""
-
-    draw: Callable[[TreeDraft], None]
-    once_in: int
-    #: Whether it makes brokers faulty, so that it goes with nothing else that does.
-    corrupts: bool = False
+def _may_corrupt(draft: TreeDraft) -> bool:
+    """Whether no broker is faulty yet, and the policy withstands brokers that lie."""
+    faulty = draft.doomed or any(node in draft.brokers for node in draft.corrupted)
+    return not (faulty or draft.policy.crash_only)
 
 
-EXTRAS = (
-    Extra(clients.draw_requests, 2),
-    Extra(clients.draw_late_readers, 4),
-    Extra(clients.draw_client_crashes, 8),
-    Extra(draw_liars, 3, corrupts=True),
-    Extra(draw_restarts, 5, corrupts=True),
-    Extra(world.draw_amnesia, 8, corrupts=True),
-    Extra(draw_lying_uplinks, 6),
-    Extra(draw_cut_off, 5),
-    Extra(draw_rolling, 8),
-    Extra(world.draw_cuts, 8),
-    Extra(world.draw_pauses, 8),
+EXTRAS: tuple[Ingredient[TreeDraft], ...] = (
+    Ingredient(clients.draw_requests, 2),
+    Ingredient(clients.draw_late_readers, 4),
+    Ingredient(clients.draw_client_crashes, 8),
+    Ingredient(draw_liars, 3, _may_corrupt),
+    Ingredient(draw_restarts, 5, _may_corrupt),
+    Ingredient(world.draw_amnesia, 8, _may_corrupt),
+    Ingredient(draw_lying_uplinks, 6),
+    Ingredient(draw_cut_off, 5),
+    Ingredient(draw_rolling, 8),
+    Ingredient(world.draw_cuts, 8),
+    Ingredient(world.draw_pauses, 8),
 )
-#: Number of extras that the adversary "several" has for certain.
-SEVERAL = 3
 
 
 # ------------------------------------------------------------------------ the draw
@@ -275,7 +269,7 @@ def draw(seed: int, policy: str | None = None, adversary: str | None = None) -> 
     else:
         draw_fault(draft, harm)
     if harm != "none":
-        _draw_extras(draft)
+        add_some(draft, EXTRAS)
     clients.draw_resumptions(draft)
     draft.branches = draw_rows(draft, draft.branches)
     return _plan(draft, weather)
@@ -315,17 +309,6 @@ def _draw_branch(rng: random.Random, name: str, short: bool) -> Branch:
     retained = rng.choice((0, 16, 24, 32)) if short else 0
     journal = rng.randrange(4) == 0
     return Branch(name=name, brokers=brokers, f=f, retained=retained, journal=journal)
-
-
-def _draw_extras(draft: TreeDraft) -> None:
-    rng = draft.rng
-    chosen = [extra for extra in EXTRAS if rng.randrange(extra.once_in) == 0]
-    if draft.adversary == "several":
-        chosen += rng.sample(EXTRAS, SEVERAL)
-    for extra in chosen:
-        faulty = draft.doomed or any(node in draft.brokers for node in draft.corrupted)
-        if not (extra.corrupts and (faulty or draft.policy.crash_only)):
-            extra.draw(draft)
 
 
 def _draw_weather(draft: TreeDraft) -> Weather:

@@ -7,7 +7,8 @@ that may be faulty have a fault already.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -19,12 +20,26 @@ from quorumcast.sim.cell.harm import RETAINING, applicable
 SEVERAL = 3
 
 
-class Ingredient(msgspec.Struct, frozen=True):
+D = TypeVar("D", bound=Draft)
+
+
+class Ingredient(msgspec.Struct, Generic[D], frozen=True):
     """An extra that is added to one scenario in `once_in`, if it fits."""
 
-    draw: Callable[[Draft], None]
+    draw: Callable[[D], None]
     once_in: int
-    fits: Callable[[Draft], bool] = lambda draft: True
+    fits: Callable[[D], bool] = lambda draft: True
+
+
+def add_some(draft: D, ingredients: Sequence[Ingredient[D]]) -> None:
+    """Add some of the ingredients that fit."""
+    rng = draft.rng
+    chosen = [one for one in ingredients if rng.randrange(one.once_in) == 0]
+    if draft.adversary == "several":
+        chosen += rng.sample(ingredients, SEVERAL)
+    for ingredient in chosen:
+        if ingredient.fits(draft):
+            ingredient.draw(draft)
 
 
 def may_corrupt(draft: Draft) -> bool:
@@ -51,7 +66,7 @@ def _may_steal_key(draft: Draft) -> bool:
     return not draft.extra_subscribers and applicable("theft", draft.policy)
 
 
-INGREDIENTS = (
+INGREDIENTS: tuple[Ingredient[Draft], ...] = (
     Ingredient(clients.draw_requests, 2),
     Ingredient(faults.draw_faulty_clients, 4),
     Ingredient(faults.draw_faulty_brokers, 4, may_corrupt),
@@ -72,14 +87,8 @@ INGREDIENTS = (
 
 def draw_extras(draft: Draft) -> None:
     """Add some of the extras that fit."""
-    rng = draft.rng
     if draft.adversary in RETAINING:
         # Correct brokers lose contents there, so further faults would be too much.
         clients.draw_requests(draft)
-        return
-    chosen = [one for one in INGREDIENTS if rng.randrange(one.once_in) == 0]
-    if draft.adversary == "several":
-        chosen += rng.sample(INGREDIENTS, SEVERAL)
-    for ingredient in chosen:
-        if ingredient.fits(draft):
-            ingredient.draw(draft)
+    else:
+        add_some(draft, INGREDIENTS)

@@ -7,9 +7,11 @@ stays as it was. On chains there are no predicates.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
+from quorumcast.core.ids import NodeId
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
 from quorumcast.sim.cell.drawing.draft import Draft
@@ -56,19 +58,10 @@ def draw_rows(draft: Draft) -> None:
         entry if bare and place else replace(entry, schema=COLUMNS)
         for place, entry in enumerate(draft.channels)
     )
-    draft.predicates = tuple(
-        tuple(rng.sample(PREDICATES, rng.choice(AT_ONCE))) for _ in range(rng.randrange(2, 6))
-    )
     columned = [entry.name for entry in draft.channels if entry.schema]
-    first: list[Act] = []
-    for reader in (*draft.subscribers, *draft.extra_subscribers):
-        for channel in [name for name in draft.readable(reader) if name in columned]:
-            if rng.randrange(8) < 6 or aimed:
-                wanted = rng.randrange(len(draft.predicates)) + 1
-                first.append(Act(0, "select", reader, channel, wanted))
-            for _ in range(rng.choice(CHANGES)):
-                wanted = rng.randrange(len(draft.predicates) + 1)
-                draft.act(rng.randrange(draft.safety_ms), "select", reader, channel, wanted)
+    first = draw_selections(
+        draft, rng, (*draft.subscribers, *draft.extra_subscribers), 8 if aimed else 6
+    )
     _draw_faults(draft, rng)
     may_widen = draft.newcomers or any(act.what == "retain" for act in draft.acts)
     if may_widen and rng.randrange(2):
@@ -76,6 +69,43 @@ def draw_rows(draft: Draft) -> None:
         draft.act(at, "widen", channel=rng.choice(columned))
     # Subscribers that join at once ask for rows at once.
     draft.acts[:0] = first
+
+
+def draw_selections(
+    draft: Draft, rng: random.Random, readers: Iterable[NodeId], most: int
+) -> list[Act]:
+    """Let readers change what they ask for amid traffic, on channels with columns.
+
+    Returns what `most` of 8 of them ask for before they join.
+    """
+    draft.predicates = tuple(
+        tuple(rng.sample(PREDICATES, rng.choice(AT_ONCE))) for _ in range(rng.randrange(2, 6))
+    )
+    columned = [entry.name for entry in draft.channels if entry.schema]
+    first: list[Act] = []
+    for reader in readers:
+        for channel in [name for name in draft.readable(reader) if name in columned]:
+            if rng.randrange(8) < most:
+                wanted = rng.randrange(len(draft.predicates)) + 1
+                first.append(Act(0, "select", reader, channel, wanted))
+            for _ in range(rng.choice(CHANGES)):
+                wanted = rng.randrange(len(draft.predicates) + 1)
+                draft.act(rng.randrange(draft.safety_ms), "select", reader, channel, wanted)
+    return first
+
+
+def draw_lies(
+    draft: Draft,
+    rng: random.Random,
+    lies: Sequence[str],
+    fits: Callable[[NodeId], bool] = lambda broker: True,
+) -> None:
+    """Let brokers that may be faulty lie about rows: all of them, or those that lie already."""
+    liars = [name for name in draft.corruptible if name in draft.corrupted]
+    for broker in draft.corruptible if may_corrupt(draft) else liars:
+        if fits(broker):
+            start = rng.choice((0, 0, rng.randrange(draft.safety_ms)))
+            draft.corrupt(broker, rng.choice(lies), start, rng.choice((100, 60, 25)))
 
 
 def _draw_faults(draft: Draft, rng: random.Random) -> None:
@@ -88,12 +118,8 @@ def _draw_faults(draft: Draft, rng: random.Random) -> None:
         [name for name in fitting if CATALOGUE[name].role is role]
         for role in (Role.BROKER, Role.SUBSCRIBER)
     )
-    # A broker that lies may lie about rows as well.
-    liars = [name for name in draft.corruptible if name in draft.corrupted]
     if lies and rng.randrange(2):
-        for broker in draft.corruptible if may_corrupt(draft) else liars:
-            start = rng.choice((0, 0, rng.randrange(draft.safety_ms)))
-            draft.corrupt(broker, rng.choice(lies), start, rng.choice((100, 60, 25)))
+        draw_lies(draft, rng, lies)
     last = draft.subscribers[-1]
     honest = len(draft.subscribers) > 1 and last not in draft.corrupted
     if demands and honest and rng.randrange(6) == 0:
