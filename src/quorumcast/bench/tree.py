@@ -146,6 +146,8 @@ class _Runs(msgspec.Struct):
     fast: list[BenchReport] = []
     lying: list[BenchReport] = []
     calm: list[BenchReport] = []
+    #: Whether all promises were kept.
+    sound: bool = True
 
 
 def run_tree(
@@ -164,14 +166,13 @@ def run_tree(
         brokers = brokers_needed([alike.channel_policy()], f)
         alike = msgspec.structs.replace(alike, brokers=brokers)
         measured = [_Runs() for _ in range(LEVELS)]
-        sound = [True] * LEVELS
         for _ in range(runs):
             for depth, found in enumerate(measured, 1):
-                sound[depth - 1] &= _measure(alike, depth, found, progress, run or measure)
-        before: TreeRow | None = None
-        for depth, found in enumerate(measured, 1):
-            before = _row(alike, depth, found, rows, before, sound=sound[depth - 1])
-            rows.append(before)
+                _measure(alike, depth, found, progress, run or measure)
+        shallower: list[TreeRow] = []
+        for found in measured:
+            shallower.append(_row(alike, found, shallower))
+        rows += shallower
     return rows
 
 
@@ -180,49 +181,38 @@ def measure(plan: BenchPlan) -> BenchReport:
     return run_bench(plan, kind=TreeBench if plan.levels > 1 else Bench)
 
 
-def _measure(plan: BenchPlan, depth: int, found: _Runs, progress: Progress, run: Run) -> bool:
-    """Three runs; whether all promises were kept."""
+def _measure(plan: BenchPlan, depth: int, found: _Runs, progress: Progress, run: Run) -> None:
+    """Three runs."""
     replace = msgspec.structs.replace
     fast = replace(plan, levels=depth)
     lying = replace(fast, fault=lie_of(plan.policy), skip=False)
     calm = replace(fast, rate=CALM_RATE, batch=1)
-    sound = True
     for one, reports in ((fast, found.fast), (lying, found.lying), (calm, found.calm)):
         what = "with liars" if one.fault else f"{one.rate:g}/s" if one.rate else "at full speed"
         progress(f"{plan.policy}, {depth} of {LEVELS} levels, {what}")
         report = run(one)
         reports.append(report)
-        sound = sound and report.sound(one)
-    return sound
+        found.sound = found.sound and report.sound(one)
 
 
 def _rate(reports: list[BenchReport]) -> float:
     return median(report.publications_per_s for report in reports)
 
 
-def _row(
-    plan: BenchPlan,
-    depth: int,
-    found: _Runs,
-    rows: list[TreeRow],
-    before: TreeRow | None,
-    *,
-    sound: bool,
-) -> TreeRow:
-    root = next((r for r in rows if (r.policy, r.levels) == (plan.policy, 1)), None)
+def _row(plan: BenchPlan, found: _Runs, shallower: list[TreeRow]) -> TreeRow:
+    """The row of a tree that is one level deeper than the last of these."""
     rate, lying = _rate(found.fast), _rate(found.lying)
-    alone = rate if root is None else root.publications_per_s
+    alone = shallower[0].publications_per_s if shallower else rate
     p50 = median_latency(found.calm)
     p99 = [r.latency_ms.p99 for r in found.calm if r.latency_ms.p99 is not None]
-    added = None
-    if before is not None and p50 is not None and before.latency_p50 is not None:
-        added = round(p50 - before.latency_p50, 3)
+    before = shallower[-1].latency_p50 if shallower else None
+    added = None if p50 is None or before is None else round(p50 - before, 3)
     used = [r.cpu_us_per_event for r in found.fast if r.cpu_us_per_event is not None]
     f = plan.tolerated()
     return TreeRow(
         policy=plan.policy,
-        levels=depth,
-        cells=(plan.brokers, *[2 * f + 1] * (depth - 1)),
+        levels=1 + len(shallower),
+        cells=(plan.brokers, *[2 * f + 1] * len(shallower)),
         publications_per_s=round(rate, 1),
         share=round(rate / alone, 3) if alone else None,
         lying_per_s=round(lying, 1),
@@ -236,5 +226,5 @@ def _row(
             [*found.fast, *found.lying, *found.calm],
             *("delivered", "lost", "duplicated", "altered", "disordered"),
         ),
-        sound=sound,
+        sound=found.sound,
     )
