@@ -99,13 +99,18 @@ class UplinkHost(msgspec.Struct, frozen=True):
     limits: TransportLimits
 
 
-class _Connection(msgspec.Struct, frozen=True, eq=False):
+class _Connection(msgspec.Struct, eq=False):
     """What there is once the files of a parent are right."""
 
     client: NodeId
     machine: Uplink
     driver: Driver
     transport: Transport
+    #: The parent's present epoch.
+    manifest: Manifest
+    files: ParentFiles
+    #: The files when they were read last.
+    stamp: Stamp
 
 
 class ParentUplink:
@@ -121,11 +126,7 @@ class ParentUplink:
         self.telemetry = Telemetry()
         name = f"{host.name}@{self.cell.replace('/', '-')}"
         self._reports = MisbehaviourLog(NodeId(name), self.telemetry, host.evidence, cell=self.cell)
-        self._files: ParentFiles | None = None
-        #: The files when they were read last.
-        self._stamp: Stamp = ()
-        #: The parent's epoch; None until it could be read.
-        self._manifest: Manifest | None = None
+        #: None until the parent's files could be read.
         self._connection: _Connection | None = None
         self._trouble = ""
         self._paused = False
@@ -149,14 +150,19 @@ class ParentUplink:
     def begin(self) -> None:
         """Connect to the parent, or note why that is impossible."""
         try:
-            files = self._files = self._find()
-            self._stamp = files.stamp()
-            manifest, identity = read_manifest(files.manifest), files.read_identity()
-            self._connect(manifest, identity, _client_keyring(manifest, identity))
+            self._connection = self._connect(self._find())
         except UsageError as error:
             self._note_trouble(str(error))
+            return
+        self._trouble = ""
+        self._connection.transport.call_peers()
+        epoch, client = self._connection.manifest.epoch, self._connection.client
+        note("calls its parent", parent=self.cell, epoch=epoch, client=client)
 
-    def _connect(self, manifest: Manifest, identity: Identity, keyring: Keyring) -> None:
+    def _connect(self, files: ParentFiles) -> _Connection:
+        stamp = files.stamp()
+        manifest, identity = read_manifest(files.manifest), files.read_identity()
+        keyring = _client_keyring(manifest, identity)
         machine = Uplink(self._child, manifest, keyring)
         transport = Transport(
             manifest,
@@ -183,10 +189,7 @@ class ParentUplink:
             },
             on_failure=self._host.fail,
         )
-        self._manifest, self._trouble = manifest, ""
-        self._connection = _Connection(identity.name, machine, driver, transport)
-        transport.call_peers()
-        note("calls its parent", parent=self.cell, epoch=manifest.epoch, client=identity.name)
+        return _Connection(identity.name, machine, driver, transport, manifest, files, stamp)
 
     def _note_trouble(self, reason: str) -> None:
         if reason != self._trouble:
@@ -244,13 +247,16 @@ class ParentUplink:
         self._paused = True
         connection.transport.pause_reading()
         connection.driver.hold()
+        self._resume_later(connection)
+
+    def _resume_later(self, connection: _Connection) -> None:
         asyncio.get_running_loop().call_later(PAUSE_S, self._maybe_resume, connection)
 
     def _maybe_resume(self, connection: _Connection) -> None:
         if self._closed:
             return
         if self._host.is_clogged():
-            asyncio.get_running_loop().call_later(PAUSE_S, self._maybe_resume, connection)
+            self._resume_later(connection)
             return
         self._paused = False
         connection.driver.release()
@@ -282,45 +288,45 @@ class ParentUplink:
 
     def look(self) -> None:
         """Read the files if they have changed, or if something is missing."""
-        if self._connection is None:
-            if self._files is None or self._files.stamp() != self._stamp:
-                self.begin()
-        elif self._files is not None and self._files.stamp() != self._stamp:
+        connection = self._connection
+        if connection is None:
+            self.begin()
+        elif connection.files.stamp() != connection.stamp:
             self._read()
 
     def _read(self) -> None:
         """Adopt the parent's epoch in the file, if it is newer."""
-        if self._files is None or self._manifest is None:
+        connection = self._connection
+        if connection is None:
             return
-        self._stamp = self._files.stamp()
+        connection.stamp = connection.files.stamp()
+        present = connection.manifest
         try:
-            manifest = read_manifest(self._files.manifest, operator=self._manifest.operator)
-            if manifest.key == self._key and manifest.epoch > self._manifest.epoch:
-                self._adopt(manifest)
+            manifest = read_manifest(connection.files.manifest, operator=present.operator)
+            if manifest.key == self._key and manifest.epoch > present.epoch:
+                self._adopt(connection, manifest)
         except UsageError as error:
             self._note_trouble(str(error))
 
     def _on_proof(self, shown: bytes) -> None:
         """A broker of the parent shows a later epoch; anybody might."""
-        proof = decode_proof(shown)
-        if proof is None or self._manifest is None or self._files is None:
+        connection, proof = self._connection, decode_proof(shown)
+        if proof is None or connection is None:
             return
-        manifest = proven_manifest(self._manifest, proof)
+        manifest = proven_manifest(connection.manifest, proof)
         if manifest is None:
             return
         try:
-            self._adopt(manifest)
+            self._adopt(connection, manifest)
         except UsageError as error:
             self._note_trouble(str(error))
             return
-        self._files.keep(proof.data, manifest)
-        self._stamp = self._files.stamp()
+        connection.files.keep(proof.data, manifest)
+        connection.stamp = connection.files.stamp()
 
-    def _adopt(self, manifest: Manifest) -> None:
+    def _adopt(self, connection: _Connection, manifest: Manifest) -> None:
         """Go on in an epoch of the parent; raises `UsageError` if it has no place for us."""
-        connection, files = self._connection, self._files
-        if connection is None or files is None:
-            return
+        files = connection.files
         identity = files.read_identity()
         keyring = _client_keyring(manifest, identity)
         if identity.name != connection.client:
@@ -328,9 +334,8 @@ class ParentUplink:
                 f"{files.identity} is now that of {identity.name!r} and was that of "
                 f"{connection.client!r}; restart {self._host.name} to use it"
             )
-        if self._manifest is not None:
-            self._reports.begin_epoch(self._manifest, manifest)
-        self._manifest, self._trouble = manifest, ""
+        self._reports.begin_epoch(connection.manifest, manifest)
+        connection.manifest, self._trouble = manifest, ""
         connection.driver.adopt(manifest, keyring)
         connection.transport.renew(manifest, Greeter(keyring, CELL_FAMILY))
         note("took its parent's epoch", parent=self.cell, epoch=manifest.epoch)
@@ -339,21 +344,21 @@ class ParentUplink:
 
     def status(self) -> UplinkStatus:
         """What the status page shows."""
-        connection, manifest, telemetry = self._connection, self._manifest, self.telemetry
+        connection, telemetry = self._connection, self.telemetry
         brokers: dict[NodeId, str] = {}
         joined = {entry.name: False for entry in self.entries}
-        if connection is not None and manifest is not None:
+        if connection is not None:
             up, troubles = connection.transport.peers(), connection.transport.troubles()
-            for peer in manifest.broker_ids:
+            for peer in connection.manifest.broker_ids:
                 why = troubles[peer].sentence if peer in troubles else "no answer yet"
                 brokers[peer] = "" if peer in up else why
             joined = {channel: connection.machine.joined(channel) for channel in joined}
         return UplinkStatus(
             parent=self.cell,
             client="" if connection is None else connection.client,
-            epoch=0 if manifest is None else manifest.epoch,
+            epoch=0 if connection is None else connection.manifest.epoch,
             brokers=brokers,
-            needed=0 if manifest is None else manifest.quorums.responders,
+            needed=0 if connection is None else connection.manifest.quorums.responders,
             joined=joined,
             paused=self._paused,
             trouble=self._trouble,
