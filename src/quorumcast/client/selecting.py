@@ -26,6 +26,7 @@ from quorumcast.matching.cut import decode_cut
 from quorumcast.matching.evaluate import Rows
 from quorumcast.matching.filter import Filter
 from quorumcast.matching.grammar import parse_text
+from quorumcast.matching.normal_form import taken
 from quorumcast.runtime.logs import note
 
 #: What messages call the predicate.
@@ -117,8 +118,7 @@ def portion_of(
     """The rows at these places of what came; None for all of them."""
     data, rows = opened.data, opened.rows
     if places is not None and len(places) < data.num_rows:
-        numbers = pa.Array.from_buffers(pa.uint32(), len(places), [None, pa.py_buffer(places)])
-        data = data.take(numbers)
+        data = taken(data, places)
         rows = places.copy() if rows is None else rows[places]
     return Portion(delivered, data, rows, opened.total, where)
 

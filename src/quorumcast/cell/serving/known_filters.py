@@ -47,11 +47,6 @@ class KnownFilter(NamedTuple):
     finder: RowFilter
     plain: bool
 
-    @property
-    def size(self) -> int:
-        """Characters of the texts."""
-        return sum(map(len, self.where))
-
     def work_us(self, rows: int) -> int:
         """About how long it takes to find the matching ones of so many rows, in microseconds."""
         return self.filter.work_us(rows, plain=self.plain)
@@ -61,18 +56,18 @@ class ReadOn(Timer, frozen=True, tag=True):
     """Read more of what subscribers ask for."""
 
 
-class Asking(msgspec.Struct):
-    """What a node asks for, as long as it is being read."""
+class UnreadRequest(msgspec.Struct):
+    """A request whose predicates are being read."""
 
-    #: The newest of its requests.
+    #: The newest one: the node may repeat it.
     asked: Subscribe
     entry: ChannelEntry
     reading: FilterReading
 
     @property
-    def size(self) -> int:
-        """Characters of the texts."""
-        return sum(map(len, self.asked.where))
+    def where(self) -> tuple[str, ...]:
+        """The texts."""
+        return self.asked.where
 
 
 class KnownFilters:
@@ -83,8 +78,8 @@ class KnownFilters:
     def __init__(self) -> None:
         #: Only of entitled nodes that are connected, and not of those that want everything.
         self._filters: dict[tuple[NodeId, Channel], KnownFilter] = {}
-        #: What is being read for such nodes, and whether ReadOn is set.
-        self._read: dict[tuple[NodeId, Channel], Asking] = {}
+        #: The requests of such nodes that are being read, and whether ReadOn is set.
+        self._read: dict[tuple[NodeId, Channel], UnreadRequest] = {}
         self._due = False
         self.work = WorkAccounts()
 
@@ -105,7 +100,7 @@ class KnownFilters:
             self.forget(reader, entry.name)
             return True
         there = self._read.get(key)
-        if there is not None and there.asked.where == where and there.entry.schema == entry.schema:
+        if there is not None and there.where == where and there.entry.schema == entry.schema:
             there.asked = asked
             return True
         known = self._filters.get(key)
@@ -125,7 +120,7 @@ class KnownFilters:
                 f"the predicates of {holder(reader)} have more than {MAX_CLIENT_TEXT:,} characters "
                 "on all its channels: leave some of them out"
             )
-        self._read[key] = Asking(asked, entry, FilterReading(entry, where))
+        self._read[key] = UnreadRequest(asked, entry, FilterReading(entry, where))
         self._read_some(*key)
         return True
 
@@ -140,7 +135,7 @@ class KnownFilters:
             self._read[reader, channel] = there  # behind the others
             return None
         if there.reading.filter is not None:
-            known = _known(there.asked.where, there.entry, there.reading.filter)
+            known = _known(there.where, there.entry, there.reading.filter)
             self._filters[reader, channel] = _affordable(known)
         return there.asked
 
@@ -165,9 +160,10 @@ class KnownFilters:
 
     def _size_of(self, client: NodeId) -> int:
         """Characters that a client has as predicates, on all channels and seats."""
-        sizes = [(key, known.size) for key, known in self._filters.items()]
-        sizes += [(key, asking.size) for key, asking in self._read.items()]
-        return sum(size for (reader, _), size in sizes if holder(reader) == client)
+        every = [(reader, known.where) for (reader, _), known in self._filters.items()]
+        every += [(reader, unread.where) for (reader, _), unread in self._read.items()]
+        mine = [where for reader, where in every if holder(reader) == client]
+        return sum(len(text) for where in mine for text in where)
 
     def forget(self, reader: NodeId, channel: Channel | None = None) -> None:
         """Forget what a node asked for, on one channel or on all."""

@@ -47,14 +47,14 @@ class LevelBehind(msgspec.Struct, frozen=True):
         return f"{here} is {self.behind:,} publication{many} behind {there}"
 
 
-class Known(msgspec.Struct, frozen=True):
+class CellAnswers(msgspec.Struct, frozen=True):
     """A cell and the answers of its brokers."""
 
     manifest: Manifest
     rows: Rows
 
 
-def held(cell: Known, channel: str) -> dict[str, tuple[int, int]] | None:
+def held(cell: CellAnswers, channel: str) -> dict[str, tuple[int, int]] | None:
     """By stream: the first number that the cell holds, and the one behind the last."""
     needed = cell.manifest.f + 1
     pages = [row for row in cell.rows.values() if row["up"]]
@@ -75,7 +75,7 @@ def held(cell: Known, channel: str) -> dict[str, tuple[int, int]] | None:
     return found
 
 
-def behind(child: Known, entry: ChannelEntry, parent: Known) -> int | None:
+def behind(child: CellAnswers, entry: ChannelEntry, parent: CellAnswers) -> int | None:
     """How many publications a channel of a child is behind its origin; None if unknown."""
     if not entry.origin or parent.manifest.channel(entry.origin.channel) is None:
         return None
@@ -90,17 +90,17 @@ def behind(child: Known, entry: ChannelEntry, parent: Known) -> int | None:
 
 def levels_above(manifest: Manifest, directory: Path, rows: Rows) -> dict[str, list[LevelBehind]]:
     """By relayed channel: every step of its way, as far as manifests of parents are at hand."""
-    known = {manifest.key: Known(manifest, rows)}
+    known = {manifest.key: CellAnswers(manifest, rows)}
     places = {manifest.key: directory}
 
-    def look(key: CellKey, below: CellKey) -> Known | None:
+    def look(key: CellKey, below: CellKey) -> CellAnswers | None:
         if key not in known:
             found = parent_manifest(places[below], key)
             if found is None:
                 return None
             path, parent = found
             places[key] = path.parent
-            known[key] = Known(parent, ask_cell(parent, status_urls(parent, None)))
+            known[key] = CellAnswers(parent, ask_cell(parent, status_urls(parent, None)))
         return known[key]
 
     return {
@@ -111,7 +111,7 @@ def levels_above(manifest: Manifest, directory: Path, rows: Rows) -> dict[str, l
 
 
 def _steps(
-    cell: Known, entry: ChannelEntry, look: Callable[[CellKey, CellKey], Known | None]
+    cell: CellAnswers, entry: ChannelEntry, look: Callable[[CellKey, CellKey], CellAnswers | None]
 ) -> list[LevelBehind]:
     steps: list[LevelBehind] = []
     seen = {cell.manifest.key}

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from quorumcast.cli.cell.levels import Known, behind, held
+from quorumcast.cli.cell.levels import CellAnswers, behind, held
 from quorumcast.cli.common import ask_cell, status_urls
 from quorumcast.cli.tree.cells import TreeCell
 from quorumcast.manifest.manifest import ChannelEntry
@@ -49,9 +49,9 @@ class MappedCell(msgspec.Struct, frozen=True):
 def look_at(cells: Sequence[TreeCell]) -> list[MappedCell]:
     """Ask the brokers of all cells; the facts in the same order."""
 
-    def ask(cell: TreeCell) -> Known:
+    def ask(cell: TreeCell) -> CellAnswers:
         manifest = cell.manifest
-        return Known(manifest, ask_cell(manifest, status_urls(manifest, None)))
+        return CellAnswers(manifest, ask_cell(manifest, status_urls(manifest, None)))
 
     with ThreadPoolExecutor(len(cells)) as pool:
         known = list(pool.map(ask, cells))
@@ -74,7 +74,7 @@ def look_at(cells: Sequence[TreeCell]) -> list[MappedCell]:
 
 
 def _channel(
-    cell: Known, entry: ChannelEntry, known: dict[tuple[str, bytes], Known]
+    cell: CellAnswers, entry: ChannelEntry, known: dict[tuple[str, bytes], CellAnswers]
 ) -> MappedChannel:
     streams = held(cell, entry.name)
     origin = entry.origin or None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -34,21 +34,18 @@ AHEAD = (1, 16, 256, MAX_RUN)
 PATTERNS = 100
 
 
-class ResultAt:
+class ResultAt(NamedTuple):
     """What matches at one number of a vote: a value, and contents if they are sent."""
 
-    __slots__ = ("body", "value")
-
-    def __init__(self, value: Digest, body: bytes = b"") -> None:
-        self.value = value
-        self.body = body
+    value: Digest
+    body: bytes = b""
 
 
 #: What matches, by the place in the run.
 Results = dict[int, ResultAt]
 
 
-class OfResults(Tampering):
+class ResultLie(Tampering):
     """A fault that changes votes for results, and nothing else."""
 
     def rewrite(self, send: Send, now: Millis) -> Sequence[Effect | Later]:
@@ -68,14 +65,14 @@ class OfResults(Tampering):
         raise NotImplementedError
 
 
-class OmitMatches(OfResults):
+class OmitMatches(ResultLie):
     """Says that nothing matches."""
 
     def results(self, said: Matches, results: Results) -> Results:
         return {}
 
 
-class OmitRows(OfResults):
+class OmitRows(ResultLie):
     """Leaves out the last of the rows that match, wherever there are any."""
 
     def results(self, said: Matches, results: Results) -> Results:
@@ -89,7 +86,7 @@ class OmitRows(OfResults):
         return told
 
 
-class PadRows(OfResults):
+class PadRows(ResultLie):
     """Adds a row that does not match, and contents where nothing matches."""
 
     def results(self, said: Matches, results: Results) -> Results:
@@ -108,7 +105,7 @@ class PadRows(OfResults):
         return told
 
 
-class FalseCoverage(OfResults):
+class FalseCoverage(ResultLie):
     """Says that nothing matches in numbers that it does not hold."""
 
     def lie(self, send: Send, said: Matches) -> Sequence[Effect | Later]:
@@ -117,7 +114,7 @@ class FalseCoverage(OfResults):
         return [send, Send(send.to, ahead)]
 
 
-class OtherPredicate(OfResults):
+class OtherPredicate(ResultLie):
     """Votes for the results of another subscriber's predicate, or of the opposite one."""
 
     def __init__(self, name: str, context: FaultContext) -> None:
@@ -140,7 +137,7 @@ class OtherPredicate(OfResults):
         return told
 
 
-class StalePredicate(OfResults):
+class StalePredicate(ResultLie):
     """Keeps voting under the first predicate that each subscriber had."""
 
     def __init__(self, name: str, context: FaultContext) -> None:
