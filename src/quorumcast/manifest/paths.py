@@ -8,6 +8,13 @@ from quorumcast.core.errors import UsageError
 
 MANIFEST = "manifest.json"
 IDENTITY = ".identity"
+#: The directory for parent cells beside a child's manifest (`runtime.broker.parents`).
+PARENTS = "parents"
+
+
+def manifests_below(directory: Path) -> list[Path]:
+    """The manifest files of the cells that have directories in this one."""
+    return sorted(directory.glob(f"*/{MANIFEST}"))
 
 
 def manifest_path(given: Path) -> Path:

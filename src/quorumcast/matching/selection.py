@@ -39,29 +39,20 @@ class RowFilter(Protocol):
         """The places of the rows that match, ascending."""
 
 
-class Selected:
+class Selected(msgspec.Struct, frozen=True, eq=False):
     """What one filter selects of a run."""
 
-    __slots__ = ("_bodies", "_cuts", "_totals", "places", "rows_looked_at", "votes")
-
-    def __init__(
-        self,
-        votes: bytes,
-        places: list[int],
-        cuts: dict[int, RowCut],
-        bodies: Sequence[bytes],
-        totals: Sequence[int | None],
-        rows_looked_at: int,
-    ) -> None:
-        #: A value per number of the run: `NOTHING`, the publication's digest, or that of a cut.
-        self.votes = votes
-        #: Which numbers of the run match, counted from 0, ascending.
-        self.places = places
-        #: How many rows the filter was evaluated on.
-        self.rows_looked_at = rows_looked_at
-        self._cuts = cuts
-        self._bodies = bodies
-        self._totals = totals
+    #: A value per number of the run: `NOTHING`, the publication's digest, or that of a cut.
+    votes: bytes
+    #: Which numbers of the run match, counted from 0, ascending.
+    places: list[int]
+    #: What was cut, by number.
+    cuts: dict[int, RowCut]
+    #: The bodies of the run, and how many rows each publication has; None if that is not known.
+    bodies: Sequence[bytes]
+    totals: Sequence[int | None]
+    #: How many rows the filter was evaluated on.
+    rows_looked_at: int
 
     def vote(self, place: int) -> bytes:
         """The value of one number."""
@@ -69,22 +60,22 @@ class Selected:
 
     def body(self, place: int) -> bytes:
         """What to send for a number that matches: the body as it is, or the cut."""
-        cut = self._cuts.get(place)
-        return self._bodies[place] if cut is None else cut.encode()
+        cut = self.cuts.get(place)
+        return self.bodies[place] if cut is None else cut.encode()
 
     @property
     def cut_bytes(self) -> int:
         """Bytes of all cuts."""
-        return sum(len(cut.encode()) for cut in self._cuts.values())
+        return sum(len(cut.encode()) for cut in self.cuts.values())
 
     def rows(self, place: int) -> Rows | None:
         """The numbers of the rows in the publication; None if it goes whole."""
-        cut = self._cuts.get(place)
+        cut = self.cuts.get(place)
         return None if cut is None else cut.rows
 
     def total(self, place: int) -> int | None:
         """How many rows the publication has; None if it makes no sense or has too many."""
-        return self._totals[place]
+        return self.totals[place]
 
 
 class _Joined(msgspec.Struct, frozen=True):

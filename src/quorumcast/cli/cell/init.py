@@ -18,6 +18,7 @@ import typer
 from quorumcast.cli.common import IDENTITY, MANIFEST, OPERATOR, console, print_json
 from quorumcast.cli.options import JsonOption, RetainOption
 from quorumcast.core.errors import UsageError
+from quorumcast.manifest.paths import PARENTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -201,7 +202,7 @@ def _hide_from_git(directory: Path) -> None:
     """Write a .gitignore for the keys; for everything, if the directory has no other files."""
     ignore = directory / ".gitignore"
     if not ignore.exists():
-        ours = {"logs", "data", "evidence", "epochs", "parents"}
+        ours = {"logs", "data", "evidence", "epochs", PARENTS}
         alone = all(path.name in ours or path.suffix == ".old" for path in directory.iterdir())
         ignore.write_text("*\n" if alone else f"*{IDENTITY}\n*.old\n")
 

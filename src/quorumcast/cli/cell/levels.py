@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quorumcast.cli.common import MANIFEST, Rows, ask_cell, status_urls
+from quorumcast.cli.common import Rows, ask_cell, status_urls
 from quorumcast.core.errors import UsageError
+from quorumcast.manifest.paths import PARENTS, manifests_below
 
 if TYPE_CHECKING:
     from quorumcast.manifest.manifest import CellKey, ChannelEntry, Manifest
-
-#: The directory for parents beside a child's manifest (`runtime.broker.parents`).
-PARENTS = "parents"
 
 
 class LevelBehind(msgspec.Struct, frozen=True):
@@ -134,7 +132,7 @@ def starting_command(manifest: Manifest, directory: Path) -> str:
     from quorumcast.manifest.files import read_manifest
 
     within = directory.parent if directory.name not in ("", "..") else directory.resolve().parent
-    for path in sorted(within.glob(f"*/{MANIFEST}")):
+    for path in manifests_below(within):
         try:
             other = read_manifest(path)
         except UsageError:
@@ -151,8 +149,8 @@ def parent_manifest(directory: Path, key: CellKey) -> tuple[Path, Manifest] | No
     """
     from quorumcast.manifest.files import read_manifest
 
-    beside = directory.resolve().parent.glob(f"*/{MANIFEST}")
-    for path in (*sorted(beside), *sorted((directory / PARENTS).glob(f"*/{MANIFEST}"))):
+    beside = directory.resolve().parent
+    for path in (*manifests_below(beside), *manifests_below(directory / PARENTS)):
         try:
             manifest = read_manifest(path)
         except UsageError:

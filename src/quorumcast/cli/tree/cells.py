@@ -11,6 +11,7 @@ from quorumcast.cli.common import MANIFEST
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.files import read_manifest
 from quorumcast.manifest.origins import check_circles, check_origin
+from quorumcast.manifest.paths import PARENTS, manifests_below
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,7 @@ def read_tree(directory: Path) -> list[TreeCell]:
     A channel that its parent does not have, or not so, stops no other: see `doubts`.
     """
     found: dict[CellKey, tuple[Path, Manifest]] = {}
-    for path in sorted(directory.glob(f"*/{MANIFEST}")):
+    for path in manifests_below(directory):
         manifest = read_manifest(path)
         twin = found.setdefault(manifest.key, (path.parent, manifest))
         if twin[0] != path.parent:
@@ -124,7 +125,7 @@ def _check_parents(directory: Path, found: dict[CellKey, tuple[Path, Manifest]])
         for parent, entries in manifest.parents.items():
             name, operator = parent
             what = f"channel {entries[0].name!r} of {path}"
-            if parent in found or list((path / "parents").glob(f"*/{MANIFEST}")):
+            if parent in found or manifests_below(path / PARENTS):
                 continue  # its brokers check what is in there
             if name in named:
                 raise UsageError(

@@ -28,11 +28,9 @@ from quorumcast.manifest.files import (
     write_manifest,
 )
 from quorumcast.manifest.manifest import CellKey, Manifest
-from quorumcast.manifest.paths import IDENTITY, MANIFEST
+from quorumcast.manifest.paths import IDENTITY, MANIFEST, PARENTS, manifests_below
 from quorumcast.runtime.broker.epochs import stamp_of
 from quorumcast.runtime.logs import note
-
-PARENTS = "parents"
 
 #: Time and size of the manifest and the identity, which tell whether one has changed.
 Stamp = tuple[tuple[int, int] | None, ...]
@@ -79,7 +77,7 @@ def find_parent(parents: Path, child: Manifest, key: CellKey, broker: str) -> Pa
     channels = ", ".join(entry.name for entry in child.parents[key])
     wanted = f"cell {cell!r}, the origin of {channels} of cell {child.cell!r}"
     other = ""
-    for path in sorted(parents.glob(f"*/{MANIFEST}")):
+    for path in manifests_below(parents):
         found = read_manifest(path)
         if found.key == key:
             return ParentFiles(path, path.with_name(f"{broker}{IDENTITY}"))
@@ -104,7 +102,7 @@ def renew_parent(cell: Path, parent: Path) -> None:
     there are no signed statements on its epoch.
     """
     later = read_manifest(parent)
-    for path in sorted(parents_beside(cell / MANIFEST).glob(f"*/{MANIFEST}")):
+    for path in manifests_below(cell / PARENTS):
         found = read_manifest(path)
         if found.key == later.key and found.epoch < later.epoch:
             write_manifest(path, msgspec.json.decode(parent.read_bytes(), type=SignedManifest))
