@@ -6,7 +6,7 @@ import pytest
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import PREDICATE_ID_SIZE
-from quorumcast.matching import canonical, conjunctions
+from quorumcast.matching import canonical
 from quorumcast.matching.canonical import operands_of
 from quorumcast.matching.conjunctions import MAX_CONJUNCTIONS
 from quorumcast.matching.domain import Domain
@@ -127,7 +127,7 @@ def test_deep_nest_of_a_set_is_not_gone_through_for_each_level_and_conjunction(
         asked[0] += 1
         return admits(test, value)
 
-    monkeypatch.setattr(conjunctions, "admits", counted)
+    monkeypatch.setattr(canonical, "admits", counted)
     text = nest(f"id IN ({', '.join(map(str, range(1000)))}) AND ({SEVERAL})")
     assert parsed(text).conjunctions
     assert asked[0] < 10 * 1000

@@ -24,6 +24,7 @@ from quorumcast.matching.nodes import (
     AllOf,
     AnyOf,
     Compared,
+    Constraint,
     Interval,
     Meaning,
     NoneOf,
@@ -110,12 +111,41 @@ def admits(test: Mergeable, value: Value) -> bool:
     assert_never(test)
 
 
-def overlap(first: Interval, second: Interval, domain: Domain) -> Meaning:
-    """The interval of the values in both."""
-    lows = [low for low in (first.low, second.low) if low is not None]
-    highs = [high for high in (first.high, second.high) if high is not None]
+def meet(first: Constraint, second: Constraint, domain: Domain) -> Constraint | None:
+    """The constraint that both hold; None if no value satisfies both."""
+    if isinstance(first, Presence) or isinstance(second, Presence):
+        presence, other = (first, second) if isinstance(first, Presence) else (second, first)
+        if isinstance(other, Presence):
+            return other if other == presence else None
+        return other if isinstance(presence, Presence) and presence.present else None
+    if isinstance(first, OneOf) or isinstance(second, OneOf):
+        known, other = (first, second) if isinstance(first, OneOf) else (second, first)
+        values = known.values if isinstance(known, OneOf) else ()
+        allowed = set(other.values) if isinstance(other, OneOf) else None
+        left = [v for v in values if (v in allowed if allowed is not None else admits(other, v))]
+        return _constraint(one_of(known.column, left, domain))
+    if isinstance(first, Prefix) and isinstance(second, Prefix):
+        longer, shorter = sorted((first, second), key=lambda one: len(one.prefix), reverse=True)
+        return longer if longer.prefix.startswith(shorter.prefix) else None
+    within, other = as_interval(first), as_interval(second)
+    lows = [low for low in (within.low, other.low) if low is not None]
+    highs = [high for high in (within.high, other.high) if high is not None]
     bounds = (max(lows) if lows else None, min(highs) if highs else None)
-    return interval(first.column, bounds, domain)
+    return _constraint(interval(within.column, bounds, domain))
+
+
+def as_interval(constraint: Interval | Prefix) -> Interval:
+    """A prefix as the interval of the values that begin with it."""
+    if isinstance(constraint, Interval):
+        return constraint
+    prefix = constraint.prefix
+    kept = prefix.rstrip(b"\xff")
+    after = kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+    return Interval(constraint.column, prefix, after)
+
+
+def _constraint(meaning: Meaning) -> Constraint | None:
+    return meaning if isinstance(meaning, Presence | Interval | OneOf | Prefix) else None
 
 
 # ------------------------------------------------------------------------ many tests
@@ -173,40 +203,26 @@ def _sorted(parts: Iterable[Meaning], texts: CanonicalTexts) -> list[Meaning]:
 
 def _merged(column: int, tests: Sequence[Mergeable], domain: Domain) -> list[Meaning]:
     """Tests of one column that are true together where all of these are."""
-    if any(isinstance(test, Presence) and not test.present for test in tests):
-        absent = all(isinstance(test, Presence) and not test.present for test in tests)
-        return [Presence(column, False) if absent else FALSE]
-    within = Interval(column, None, None)
-    prefix = b""
-    values: set[Value] | None = None
-    excluded: set[Value] = set()
-    for test in tests:
-        match test:
-            case Interval():
-                both = overlap(within, test, domain)
-                if isinstance(both, Interval):
-                    within = both
-                elif isinstance(both, OneOf):
-                    values = set(both.values) if values is None else values & set(both.values)
-                    within = Interval(column, None, None)
-                else:
-                    return [FALSE]
-            case OneOf():
-                values = set(test.values) if values is None else values & set(test.values)
-            case NoneOf():
-                excluded.update(test.values)
-            case Prefix():
-                if not (test.prefix.startswith(prefix) or prefix.startswith(test.prefix)):
-                    return [FALSE]
-                prefix = max(prefix, test.prefix, key=len)
-            case Presence():
-                pass  # the others say so
-    bounded = within.low is not None or within.high is not None
-    kept: list[Mergeable] = [within] if bounded else []
-    kept += [Prefix(column, prefix)] if prefix else []
-    if values is not None:
-        left = {v for v in values - excluded if all(admits(test, v) for test in kept)}
-        return [one_of(column, left, domain)]
+    excluded = {value for test in tests if isinstance(test, NoneOf) for value in test.values}
+    prefixes: list[Constraint] = [test for test in tests if isinstance(test, Prefix)]
+    others: list[Constraint] = [test for test in tests if not isinstance(test, NoneOf | Prefix)]
+    # Sets come last, so that no value is compared with more than one interval. Prefixes stay apart:
+    # as an interval, a prefix may end inside a character, and has no text.
+    others.sort(key=lambda test: isinstance(test, OneOf))
+    kept: list[Constraint] = []
+    for alike in (others, prefixes):
+        for place, test in enumerate(alike):
+            both = test if place == 0 else meet(kept.pop(), test, domain)
+            if both is None:
+                return [FALSE]
+            kept.append(both)
+    if kept and isinstance(kept[0], OneOf):
+        left = set(kept[0].values) - excluded
+        return [one_of(column, [v for v in left if all(admits(t, v) for t in kept)], domain)]
+    if kept and isinstance(kept[0], Presence):
+        presence = kept.pop(0)
+        if presence == Presence(column, False):
+            return [FALSE if kept or excluded else presence]
     excluded = {value for value in excluded if all(admits(test, value) for test in kept)}
     if excluded or not kept:
         return [*kept, none_of(column, excluded, domain)]

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quorumcast.matching.canonical import admits, one_of, operands_of, overlap
+from quorumcast.matching.canonical import meet, operands_of
 from quorumcast.matching.columns import Columns
-from quorumcast.matching.domain import Domain
 from quorumcast.matching.nodes import (
     AllOf,
     AnyOf,
@@ -120,36 +119,3 @@ class _Expansion:
                 constraints[column] = both
             residual += draft.residual
         return _Draft(constraints, tuple(residual))
-
-
-def meet(first: Constraint, second: Constraint, domain: Domain) -> Constraint | None:
-    """The constraint that both hold; None if no value satisfies both."""
-    if isinstance(first, Presence) or isinstance(second, Presence):
-        presence, other = (first, second) if isinstance(first, Presence) else (second, first)
-        if isinstance(other, Presence):
-            return other if other == presence else None
-        return other if isinstance(presence, Presence) and presence.present else None
-    if isinstance(first, OneOf) or isinstance(second, OneOf):
-        known, other = (first, second) if isinstance(first, OneOf) else (second, first)
-        values = known.values if isinstance(known, OneOf) else ()
-        allowed = set(other.values) if isinstance(other, OneOf) else None
-        left = [v for v in values if (v in allowed if allowed is not None else admits(other, v))]
-        return _constraint(one_of(known.column, left, domain))
-    if isinstance(first, Prefix) and isinstance(second, Prefix):
-        longer, shorter = sorted((first, second), key=lambda one: len(one.prefix), reverse=True)
-        return longer if longer.prefix.startswith(shorter.prefix) else None
-    return _constraint(overlap(as_interval(first), as_interval(second), domain))
-
-
-def as_interval(constraint: Interval | Prefix) -> Interval:
-    """A prefix as the interval of the values that begin with it."""
-    if isinstance(constraint, Interval):
-        return constraint
-    prefix = constraint.prefix
-    kept = prefix.rstrip(b"\xff")
-    after = kept[:-1] + bytes([kept[-1] + 1]) if kept else None
-    return Interval(constraint.column, prefix, after)
-
-
-def _constraint(meaning: Meaning) -> Constraint | None:
-    return meaning if isinstance(meaning, Presence | Interval | OneOf | Prefix) else None

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quorumcast.matching.canonical import admits
-from quorumcast.matching.conjunctions import as_interval, meet
+from quorumcast.matching.canonical import admits, as_interval, meet
 from quorumcast.matching.domain import Domain
 from quorumcast.matching.nodes import (
     AllOf,

@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from quorumcast.matching.canonical import as_interval
 from quorumcast.matching.columns import BatchView, numpy_type
-from quorumcast.matching.conjunctions import as_interval
 from quorumcast.matching.domain import Domain, ValueFamily
 from quorumcast.matching.nodes import Constraint, Interval, OneOf, Prefix, Presence, Value
 
