@@ -42,8 +42,9 @@ from quorumcast.bench.run import (
     Progress,
     Sample,
     WorkerBed,
-    host_for,
     latency,
+    make_cluster,
+    write_measured,
 )
 from quorumcast.bench.workload import Workload, natural_order, read_workload
 from quorumcast.cell import CELL_SYSTEM
@@ -55,7 +56,6 @@ from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.digests import choose_digest
-from quorumcast.testing.cluster import LocalCluster
 from quorumcast.traces.form import (
     BENCH,
     Header,
@@ -309,21 +309,7 @@ class ReplayBed:
         self._progress = progress
         self._workers = WorkerBed(directory, arrow=arrow or bool(plan.cell.trace))
         self._processes = ProcessorTime()
-        trace = plan.cell.trace
-        self._cluster = LocalCluster(
-            brokers=plan.cell.brokers,
-            f=plan.cell.tolerated(),
-            clients=clients,
-            channels=channels,
-            directory=directory,
-            tls=plan.cell.tls,
-            host=host_for(plan.cell, directory, clients),
-            trace=Path(trace) if trace else None,
-            arrow=arrow,
-            log_level="warning",
-        )
-        manifest = msgspec.structs.replace(self._cluster.manifest, **plan.cell.algorithms())
-        self._cluster.write_manifest(manifest)
+        self._cluster = make_cluster(plan.cell, directory, clients, channels, arrow=arrow)
         (directory / "replay.json").write_bytes(msgspec.json.encode(plan))
         self._counters = ReplayCounters(directory / "counters", plan.processes, create=True)
 
@@ -434,16 +420,9 @@ class TopicReplay:
         return self._report(done)
 
     def _finish_trace(self, done: Replayed[ShareResult]) -> None:
-        """Complete the header with what was measured; readers skip a trace without that."""
         if self._header is not None:
-            header = msgspec.structs.replace(
-                self._header,
-                from_ns=done.from_ns,
-                upto_ns=done.from_ns + int(done.seconds * 1e9),
-                events=done.posted,
-                processes=done.process_use,
-            )
-            write_header(Path(self.plan.cell.trace), header)
+            upto_ns, used = done.from_ns + int(done.seconds * 1e9), done.process_use
+            write_measured(self.plan.cell, self._header, done.from_ns, upto_ns, done.posted, used)
 
     def _expected(self) -> int:
         if not self.plan.events:

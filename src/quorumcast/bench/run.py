@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean
@@ -44,6 +44,8 @@ from quorumcast.cell import CELL_SYSTEM
 from quorumcast.cell.tracing import CellParameters
 from quorumcast.core.errors import UsageError
 from quorumcast.core.version import __version__
+from quorumcast.manifest.manifest import ChannelEntry
+from quorumcast.manifest.policy import Policy
 from quorumcast.runtime.digests import choose_digest
 from quorumcast.runtime.links.wan import wan_host
 from quorumcast.testing.bed import Bed
@@ -231,23 +233,8 @@ class Bench:
         self._counters = BenchCounters(directory / "counters", plan, create=True)
 
     def _make_cluster(self) -> LocalCluster:
-        plan = self.plan
-        clients = [plan.name_of(role, index) for role, index in plan.workers()]
-        cluster = LocalCluster(
-            brokers=plan.brokers,
-            f=plan.tolerated(),
-            clients=clients,
-            channels=plan.cell_channels(),
-            directory=self._directory,
-            tls=plan.tls,
-            host=host_for(plan, self._directory, clients),
-            trace=Path(plan.trace) if plan.trace else None,
-            observe=Path(plan.observe) if plan.observe else None,
-            log_level="warning",
-        )
-        manifest = msgspec.structs.replace(cluster.manifest, **plan.algorithms())
-        cluster.write_manifest(manifest)
-        return cluster
+        clients = [self.plan.name_of(role, index) for role, index in self.plan.workers()]
+        return make_cluster(self.plan, self._directory, clients, self.plan.cell_channels())
 
     def _running(self) -> AbstractContextManager[object]:
         """All brokers, while they run."""
@@ -419,16 +406,9 @@ class Bench:
         return since
 
     def _finish_trace(self, warm: Sample, stop: Sample) -> None:
-        """Complete the header with what was measured; readers skip a trace without that."""
         if self._header is not None:
-            header = msgspec.structs.replace(
-                self._header,
-                from_ns=warm.at_ns,
-                upto_ns=stop.at_ns,
-                events=self._counters.total_posted(),
-                processes=self._processes.use(warm, stop),
-            )
-            write_header(Path(self.plan.trace), header)
+            posted, used = self._counters.total_posted(), self._processes.use(warm, stop)
+            write_measured(self.plan, self._header, warm.at_ns, stop.at_ns, posted, used)
 
     # ------------------------------------------------------------------- report
 
@@ -487,6 +467,47 @@ class Bench:
             trace=plan.trace,
             observe=plan.observe,
         )
+
+
+def make_cluster(
+    plan: BenchPlan,
+    directory: Path,
+    clients: Sequence[str],
+    channels: Mapping[str, Policy | ChannelEntry],
+    *,
+    arrow: bool = False,
+) -> LocalCluster:
+    """The cell of a plan."""
+    cluster = LocalCluster(
+        brokers=plan.brokers,
+        f=plan.tolerated(),
+        clients=clients,
+        channels=channels,
+        directory=directory,
+        tls=plan.tls,
+        host=host_for(plan, directory, clients),
+        trace=Path(plan.trace) if plan.trace else None,
+        observe=Path(plan.observe) if plan.observe else None,
+        arrow=arrow,
+        log_level="warning",
+    )
+    cluster.write_manifest(msgspec.structs.replace(cluster.manifest, **plan.algorithms()))
+    return cluster
+
+
+def write_measured(
+    plan: BenchPlan,
+    header: Header,
+    from_ns: int,
+    upto_ns: int,
+    events: int,
+    processes: dict[str, ProcessUse],
+) -> None:
+    """Complete the header of a trace with what was measured: without it readers skip the trace."""
+    header = msgspec.structs.replace(
+        header, from_ns=from_ns, upto_ns=upto_ns, events=events, processes=processes
+    )
+    write_header(Path(plan.trace), header)
 
 
 def host_for(plan: BenchPlan, directory: Path, clients: Sequence[str]) -> str:
