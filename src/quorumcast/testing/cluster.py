@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.crypto.identity import Identity
@@ -27,7 +25,7 @@ from quorumcast.manifest.manifest import ChannelEntry, Manifest
 from quorumcast.manifest.policy import Policy
 from quorumcast.manifest.trees import PlannedCell
 from quorumcast.runtime.broker.broker import BrokerSettings
-from quorumcast.runtime.broker.identities import next_identity
+from quorumcast.runtime.broker.identities import next_identity, with_certificates
 from quorumcast.runtime.broker.process import encode_settings
 from quorumcast.runtime.links.tls import make_certificate
 from quorumcast.runtime.store.contract import SQLITE
@@ -77,7 +75,7 @@ class LocalCluster(Bed):
         )
         self.manifest: Manifest = self.plan.manifest
         if tls:
-            self.manifest = self._with_certificates()
+            self.manifest = with_certificates(self.manifest, self.plan.identities)
         self._allow_faults = allow_faults
         self._store = store
         self._trace = trace
@@ -89,14 +87,6 @@ class LocalCluster(Bed):
         for name, identity in self.plan.identities.items():
             write_identity(self.identity_path(name), identity)
         write_identity(self.directory / "operator.identity", self.plan.operator)
-
-    def _with_certificates(self) -> Manifest:
-        identities = self.plan.identities
-        brokers = tuple(
-            msgspec.structs.replace(entry, certificate=make_certificate(identities[entry.id]))
-            for entry in self.manifest.brokers
-        )
-        return msgspec.structs.replace(self.manifest, brokers=brokers)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Sign a manifest and write it where all nodes read it."""

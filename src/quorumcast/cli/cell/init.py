@@ -21,9 +21,8 @@ from quorumcast.core.errors import UsageError
 from quorumcast.manifest.paths import PARENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from quorumcast.core.ids import NodeId
     from quorumcast.crypto.identity import Identity
     from quorumcast.manifest.manifest import ChannelEntry, Manifest
 
@@ -102,6 +101,8 @@ def init(
     if OPERATOR in identities:
         raise UsageError(f"no node can be called {OPERATOR!r}; choose another name")
     if tls:
+        from quorumcast.runtime.broker.identities import with_certificates
+
         manifest = with_certificates(manifest, identities)
     write_cell(directory, manifest, [operator, *identities.values()], force=force)
     if json_:
@@ -156,19 +157,6 @@ def parse_rights(names: str) -> tuple[str, ...]:
     if names.strip() == NOBODY:
         return ()
     return tuple(name.strip() for name in names.split(",") if name.strip()) or (EVERYONE,)
-
-
-def with_certificates(manifest: Manifest, identities: Mapping[NodeId, Identity]) -> Manifest:
-    """The manifest with a TLS certificate for every broker."""
-    from msgspec.structs import replace
-
-    from quorumcast.runtime.links.tls import make_certificate
-
-    brokers = tuple(
-        replace(broker, certificate=make_certificate(identities[broker.id]))
-        for broker in manifest.brokers
-    )
-    return replace(manifest, brokers=brokers)
 
 
 def write_cell(

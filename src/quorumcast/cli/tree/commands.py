@@ -216,8 +216,8 @@ def _sentence(cells: dict[str, PlannedCell], f: int) -> str:
 
 def write_tree(directory: Path, cells: dict[str, PlannedCell], *, tls: bool = False) -> None:
     """Write the files of all cells; refused if one is there already."""
-    from quorumcast.cli.cell.init import with_certificates
     from quorumcast.manifest.files import read_manifest, sign_manifest
+    from quorumcast.runtime.broker.identities import with_certificates
     from quorumcast.runtime.broker.parents import write_parents
 
     for place in (directory, *(directory / name for name in cells)):

@@ -1,4 +1,4 @@
-"""Key rotation: which of its identity files a broker uses.
+"""The identities of brokers: which of its files one uses, and certificates made from them.
 
 New keys lie beside the present ones (`NAME.identity.next`) until the broker adopts the epoch that
 lists them, so that a restart before then still finds the keys of the present epoch. Then the new
@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import NodeId
 from quorumcast.crypto.identity import Identity
 from quorumcast.manifest.files import read_identity
 from quorumcast.manifest.manifest import Manifest
+from quorumcast.runtime.links.tls import make_certificate
 
 
 def next_identity(path: Path) -> Path:
@@ -47,3 +52,12 @@ def settle_identity(path: Path, manifest: Manifest) -> None:
             with contextlib.suppress(FileExistsError):
                 os.link(path, path.with_name(f"{path.stem}.epoch-{manifest.epoch - 1}.old"))
             following.replace(path)
+
+
+def with_certificates(manifest: Manifest, identities: Mapping[NodeId, Identity]) -> Manifest:
+    """The manifest with a TLS certificate for every broker."""
+    brokers = tuple(
+        replace(broker, certificate=make_certificate(identities[broker.id]))
+        for broker in manifest.brokers
+    )
+    return replace(manifest, brokers=brokers)
