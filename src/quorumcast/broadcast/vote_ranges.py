@@ -140,6 +140,6 @@ class VoteRanges:
 
 
 def part_of(span: VoteRange, first: int, digests: bytes) -> bytes:
-    """What digests from a number on say of a range."""
+    """The part for a range of digests that begin at a number."""
     start = (span.first - first) * DIGEST_SIZE
     return digests[start : start + span.count * DIGEST_SIZE]

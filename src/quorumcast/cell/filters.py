@@ -19,7 +19,7 @@ READ_AT_ONCE = 2048
 
 
 def filter_of(entry: ChannelEntry, where: tuple[str, ...]) -> Filter | None:
-    """What these predicates ask of a channel; None for everything. Raises `UsageError`.
+    """The filter of these predicates on a channel; None for everything. Raises `UsageError`.
 
     A channel may carry on only some rows of another cell's channel. Then its subscribers ask for
     rows in any case, of those that there are.

@@ -1,7 +1,7 @@
-"""What predicates selected of the newest runs, so that nothing is evaluated twice.
+"""The results of predicates on the newest runs, kept so that nothing is evaluated twice.
 
-A subscriber that gets no further asks again, and most subscribers do that when a broker has most to
-do. What each group was told of the newest runs is kept, for as many bytes as `MOST_BYTES`.
+A subscriber that makes no progress asks again, and most subscribers do so when a broker is busiest.
+The results that groups were sent for the newest runs are kept, up to `MOST_BYTES` bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RESULT_BYTES = 512
 
 
 class EvaluatedRun(msgspec.Struct, frozen=True, eq=False):
-    """A run, and what groups get of it, by predicate id."""
+    """A run, and the results for groups, by predicate id."""
 
     stream: Stream
     first: int
@@ -40,7 +40,7 @@ class EvaluatedRun(msgspec.Struct, frozen=True, eq=False):
 
 
 class KnownResult(msgspec.Struct):
-    """What a group gets of consecutive numbers."""
+    """The results for one group at consecutive numbers."""
 
     count: int = 0
     #: The numbers that match, counted from the first; the value of each, and what to send.
@@ -73,7 +73,7 @@ class KnownResults:
         return len(self._runs)
 
     def note(self, stream: Stream, held: StoredRun, selected: dict[bytes, Selected]) -> None:
-        """Keep what was found out about a run."""
+        """Keep the results on a run."""
         # The rows of a cut stay in memory with the publication, which was copied to be decoded.
         size = 2 * sum(map(len, held.bodies)) + RESULT_BYTES * (1 + len(selected))
         for one in {id(one): one for one in selected.values()}.values():
@@ -94,7 +94,7 @@ class KnownResults:
             del self._by_stream[oldest.stream]
 
     def find(self, name: bytes, stream: Stream, held: StoredRun) -> KnownResult | None:
-        """What is known of the beginning of what is held; None if nothing is."""
+        """The results that are known for the beginning of a held run; None if there are none."""
         at, stop = held.first, held.stop
         found = KnownResult()
         runs = self._by_stream.get(stream, ())

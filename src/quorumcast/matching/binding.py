@@ -61,7 +61,7 @@ _ADVICE = dict.fromkeys(NUMBERS, "write a number, without quotes") | {
 
 
 def bind(tree: Written, columns: Columns, who: str) -> Meaning:
-    """What a predicate means; raise `UsageError` if it does not fit the columns."""
+    """The meaning of a predicate; raise `UsageError` if it does not fit the columns."""
     return _Binder(columns, who).bind(tree, False)
 
 
@@ -77,7 +77,7 @@ class _Binder:
         raise UsageError(f"{self._who} does not fit the columns: {reason}")
 
     def bind(self, tree: Written, negated: bool) -> Meaning:
-        """What a part means, or its negation."""
+        """The meaning of a part, or of its negation."""
         match tree:
             case Not(part=part):
                 return self.bind(part, not negated)

@@ -41,7 +41,7 @@ class _Draft(NamedTuple):
 
 
 class _Expanded(NamedTuple):
-    """What a part of a predicate became, and its operands."""
+    """The drafts of a part of a predicate, and the number of its operands."""
 
     drafts: Sequence[_Draft]
     size: int

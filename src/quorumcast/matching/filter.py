@@ -1,4 +1,4 @@
-"""What one node asks of one channel: the rows for which one of its predicates is true."""
+"""The filter of one node on one channel: the rows for which one of its predicates is true."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class MatchingCost(NamedTuple):
 
     @classmethod
     def total(cls, costs: Iterable[MatchingCost]) -> MatchingCost:
-        """What several tests take."""
+        """The cost of several tests."""
         return cls(*map(sum, zip((0.0, 0.0), *costs, strict=True)))
 
 
@@ -90,7 +90,7 @@ def compiled(meaning: Meaning, columns: Columns) -> Mask:
 
 
 def cost_of(meaning: Meaning, columns: Columns) -> MatchingCost:
-    """What a test takes."""
+    """The cost of a test."""
     match meaning:
         case AllOf(parts=parts) | AnyOf(parts=parts):
             return MatchingCost.total(

@@ -1,4 +1,4 @@
-"""What predicates select of a run of publications.
+"""Selections: the results of predicates on a run of publications.
 
 An `OpenedRun` decodes each body at most once, however many filters are applied to it. Small batches
 are joined, so that the kernels of a filter run once per run and not once per publication.
@@ -40,7 +40,7 @@ class RowFilter(Protocol):
 
 
 class Selected(msgspec.Struct, frozen=True, eq=False):
-    """What one filter selects of a run."""
+    """The result of one filter on a run."""
 
     #: A value per number of the run: `NOTHING`, the publication's digest, or that of a cut.
     votes: bytes
@@ -59,7 +59,7 @@ class Selected(msgspec.Struct, frozen=True, eq=False):
         return self.votes[place * DIGEST_SIZE : (place + 1) * DIGEST_SIZE]
 
     def body(self, place: int) -> bytes:
-        """What to send for a number that matches: the body as it is, or the cut."""
+        """The contents to send for a number that matches: the body as it is, or the cut."""
         cut = self.cuts.get(place)
         return self.bodies[place] if cut is None else cut.encode()
 
@@ -133,7 +133,7 @@ class OpenedRun:
         self._cuts: dict[tuple[int, bytes], RowCut | None] = {}
 
     def select(self, wanted: RowFilter) -> Selected:
-        """What a filter selects."""
+        """The selection of one filter."""
         found = [
             match for joined in self._joined for match in joined.split(wanted.rows(joined.batch))
         ]
@@ -141,7 +141,7 @@ class OpenedRun:
         return self._selected(found)
 
     def select_all(self, filters: FilterSet) -> dict[bytes, Selected]:
-        """What each of many filters selects, by id; rows are looked at once for all."""
+        """The selections of many filters, by id; rows are looked at once for all."""
         nothing = self._selected(())
         chosen = dict.fromkeys(filters, nothing)
         found: dict[bytes, list[tuple[int, Rows]]] = {}
@@ -154,7 +154,7 @@ class OpenedRun:
         return chosen
 
     def _selected(self, found: Sequence[tuple[int, Rows]]) -> Selected:
-        """What is selected if these rows of these numbers match."""
+        """The selection in which these rows of these numbers match."""
         votes = list(self._blank)
         places = list(self._whole)
         cuts = {}

@@ -1,4 +1,4 @@
-"""Subscribers that want some rows: what a broker votes for, and what it sends them.
+"""Subscribers that want some rows: the votes and contents that a broker sends them.
 
 Subscribers that ask for the same form a group: a run is evaluated once for all of them, and decoded
 once for all groups. Where nothing matches there is nothing to send but that fact. It is told with
@@ -54,7 +54,7 @@ class Span(msgspec.Struct):
 
 
 class PredicateWork(msgspec.Struct):
-    """What a broker does for the predicates of a channel; counts are since its start."""
+    """The work of a broker for the predicates of a channel; counts are since its start."""
 
     #: Predicates of different subscribers, and subscribers that have any.
     predicates: int = 0
@@ -126,7 +126,7 @@ class ChannelGroups:
         self.by_id[name].readers[reader] = bodies
 
     def select(self, opened: OpenedRun, paying: Collection[bytes]) -> dict[bytes, Selected]:
-        """What each of these groups gets of a run, by id."""
+        """The selections of these groups from a run, by id."""
         chosen: dict[bytes, Selected] = {}
         new: list[Filter] = []
         for name, group in self.by_id.items():
@@ -179,7 +179,7 @@ class FilteredReaders:
         }
 
     def work(self) -> dict[Channel, PredicateWork]:
-        """What was done for the predicates of each channel, for people to read."""
+        """The work for the predicates of each channel, for people to read."""
         found = dict(self._done)
         for channel, there in self._channels.items():
             groups = there.by_id.values()

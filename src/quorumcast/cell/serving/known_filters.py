@@ -38,7 +38,7 @@ PAID_ROWS = MAX_MATCHED_ROWS
 
 
 class KnownFilter(NamedTuple):
-    """What a node asks of a channel: the texts, the columns that they name, and their meaning."""
+    """The filter of a node on a channel, with its texts and the columns that they name."""
 
     where: tuple[str, ...]
     schema: tuple[tuple[str, str], ...]
@@ -71,7 +71,7 @@ class UnreadRequest(msgspec.Struct):
 
 
 class KnownFilters:
-    """What every subscriber of a broker asked for last, on each channel."""
+    """The last filter of every subscriber of a broker, on each channel."""
 
     __slots__ = ("_due", "_filters", "_read", "work")
 
@@ -87,7 +87,7 @@ class KnownFilters:
         return len(self._filters)
 
     def get(self, reader: NodeId, channel: Channel) -> KnownFilter | None:
-        """What a node asks for; None for everything."""
+        """The filter of a node; None for everything."""
         return self._filters.get((reader, channel))
 
     def learn(self, reader: NodeId, entry: ChannelEntry, asked: Subscribe, now: Millis) -> bool:

@@ -1,4 +1,4 @@
-"""What brokers do for predicates, and who pays for it.
+"""Accounts of the work that brokers do for the predicates of their clients.
 
 Each client has an *account* of work, in microseconds as `matching` estimates them. It gains
 INCOME_US per millisecond, and saves up MOST_US. Work is paid for in advance: what a client cannot

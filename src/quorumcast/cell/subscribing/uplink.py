@@ -210,7 +210,7 @@ class Uplink:
 
 
 class RelayedResult(NamedTuple):
-    """What the parent's brokers vouch for at one number."""
+    """The value and the contents for which the parent's brokers vouch at one number."""
 
     stream: Stream
     number: int
@@ -244,7 +244,7 @@ class RelayedRun:
         self._size += DIGEST_SIZE + len(result.body)
 
     def relayed(self) -> Relayed:
-        """What the broker is told."""
+        """The event for the broker."""
         return Relayed(self._here, self._first, b"".join(self._values), tuple(self._bodies))
 
 

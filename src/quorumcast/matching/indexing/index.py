@@ -55,7 +55,7 @@ _NO_BITS = np.zeros((0, 0), np.uint64)
 
 
 class _Block(NamedTuple):
-    """What matches in one block of rows. A filter has pairs or bits."""
+    """The matches in one block of rows. A filter has pairs or bits."""
 
     first: int
     rows: int

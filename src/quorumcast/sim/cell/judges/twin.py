@@ -1,4 +1,4 @@
-"""The plain twin of content subscriptions: what comes of a publication, predicate by predicate.
+"""The plain twin of content subscriptions: results on publications, predicate by predicate.
 
 It knows no index, no groups and no runs: each predicate is evaluated on each publication by itself
 (`matching.evaluate`). The rules of what goes whole are written down here once more.
@@ -27,7 +27,7 @@ from quorumcast.matching.predicate import Predicate, parse_predicate
 
 
 class RowResult(msgspec.Struct, frozen=True):
-    """What brokers must vote for and send."""
+    """The value that brokers must vote for, and the contents that they must send."""
 
     #: What is voted for: `NOTHING`, the digest of the publication, or that of a cut.
     value: bytes
@@ -108,12 +108,12 @@ def within(carried: str, where: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def value_of_body(entry: ChannelEntry, hash_: Hasher, body: bytes) -> bytes:
-    """What brokers of a channel hold this body under."""
+    """The value under which brokers of a channel hold a body."""
     if entry.carried and not body:
         return NOTHING
     return value_of_cut(body) if entry.carried and looks_cut(body) else hash_(body)
 
 
 def value_of_cut(body: bytes) -> bytes:
-    """What brokers vote for who send this cut."""
+    """The value of a vote for this cut."""
     return hashlib.blake2b(body, digest_size=32, person=b"quorumcast cut").digest()
