@@ -7,7 +7,7 @@ import pytest
 from quorumcast.core.errors import UsageError
 from quorumcast.core.limits import MAX_FILTER_TEXT, MAX_PREDICATES
 from quorumcast.matching.filter import make_filter
-from quorumcast.matching.indexing.solo import IndexedFilter
+from quorumcast.matching.indexing.filter_set import IndexedFilter
 from quorumcast.matching.predicate import parse_predicate
 
 SCHEMA = pa.schema([("id", pa.int32()), ("name", pa.string())])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from quorumcast.matching.filter import Filter, make_filter
 from quorumcast.matching.indexing import index as index_module
+from quorumcast.matching.indexing.filter_set import IndexedFilter
 from quorumcast.matching.indexing.index import BLOCK, Index
-from quorumcast.matching.indexing.solo import IndexedFilter
 
 NAN = float("nan")
 SCHEMA = pa.schema(

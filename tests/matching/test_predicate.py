@@ -11,7 +11,7 @@ from quorumcast.matching.canonical import operands_of
 from quorumcast.matching.conjunctions import MAX_CONJUNCTIONS
 from quorumcast.matching.domain import Domain
 from quorumcast.matching.filter import make_filter
-from quorumcast.matching.indexing.solo import IndexedFilter
+from quorumcast.matching.indexing.filter_set import IndexedFilter
 from quorumcast.matching.nodes import AllOf, Conjunction, Interval, OneOf, Prefix, Presence, Value
 from quorumcast.matching.predicate import Predicate, parse_predicate
 

@@ -198,8 +198,7 @@ def _check(index: Index, filters: Sequence[Filter], workload: MatchingWorkload) 
     """How many pairs the index finds, and how much is wrong with them."""
     found, rows = index.match(workload.events).pairs()
     wrong = 0 if workload.matches is None else abs(len(found) - workload.matches)
-    step = max(1, len(filters) // SAMPLE)
-    for number in range(0, len(filters), step):
+    for number in range(0, len(filters), max(1, len(filters) // SAMPLE)):
         first, last = np.searchsorted(found, (number, number + 1))
         wrong += rows[first:last].tolist() != filters[number].rows(workload.events).tolist()
     return len(found), wrong

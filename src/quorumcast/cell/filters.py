@@ -106,7 +106,6 @@ def load_matching() -> None:
     """
     import quorumcast.matching.filter
     import quorumcast.matching.indexing.filter_set
-    import quorumcast.matching.indexing.solo
     import quorumcast.matching.selection  # noqa: F401
 
 

@@ -273,15 +273,10 @@ class _Parser:
             return Literal(Sort.TEXT, value.replace("''", "'"))
         if kind == "word" and word in ("TRUE", "FALSE"):
             return Literal(Sort.TRUTH, int(word == "TRUE"))
-        after = self._tokens[self._place : self._place + 1]
-        if (
-            kind == "word"
-            and word in ("DATE", "TIMESTAMP", "X")
-            and after
-            and after[0][0] == "text"
-        ):
-            return self._quoted(word, self._next()[1])
         if kind == "word":
+            after = [kind for kind, _ in self._tokens[self._place : self._place + 1]]
+            if word in ("DATE", "TIMESTAMP", "X") and after == ["text"]:
+                return self._quoted(word, self._next()[1])
             return ColumnName(value)
         if kind == "quoted":
             return ColumnName(value.replace("``", "`"))

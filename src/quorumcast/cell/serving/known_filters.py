@@ -184,7 +184,7 @@ def _known(where: tuple[str, ...], entry: ChannelEntry, filter_: Filter) -> Know
     if len(filter_.predicates) < INDEXED or filter_.plain.rows_us < filter_.indexed.rows_us:
         return KnownFilter(where, entry.schema, filter_, filter_, plain=True)
     # Not at the top: brokers without predicates start without Arrow.
-    from quorumcast.matching.indexing.solo import IndexedFilter
+    from quorumcast.matching.indexing.filter_set import IndexedFilter
 
     return KnownFilter(where, entry.schema, filter_, IndexedFilter(filter_), plain=False)
 
