@@ -49,7 +49,10 @@ class MatchingCost(NamedTuple):
     @classmethod
     def total(cls, costs: Iterable[MatchingCost]) -> MatchingCost:
         """The cost of several tests."""
-        return cls(*map(sum, zip((0.0, 0.0), *costs, strict=True)))
+        rows_us = batch_us = 0.0
+        for rows, batch in costs:
+            rows_us, batch_us = rows_us + rows, batch_us + batch
+        return cls(rows_us, batch_us)
 
 
 #: A comparison by numpy, one by a kernel of Arrow, a pattern, and a comparison of two columns.
@@ -93,9 +96,8 @@ def cost_of(meaning: Meaning, columns: Columns) -> MatchingCost:
     """The cost of a test."""
     match meaning:
         case AllOf(parts=parts) | AnyOf(parts=parts):
-            return MatchingCost.total(
-                [cost for part in parts for cost in (cost_of(part, columns), _JOIN)]
-            )
+            joins = _times(len(parts), _JOIN)
+            return MatchingCost.total([*(cost_of(part, columns) for part in parts), joins])
         case Presence():
             return _NUMPY
         case Pattern():
@@ -106,11 +108,8 @@ def cost_of(meaning: Meaning, columns: Columns) -> MatchingCost:
             return _COLUMNS
         case OneOf(column=column, values=values) | NoneOf(column=column, values=values):
             one = _comparison_cost(column, columns)
-            return (
-                MatchingCost(_SET_US, one.batch_us)
-                if len(values) > _FEW
-                else _times(len(values), one)
-            )
+            is_few = len(values) <= _FEW
+            return _times(len(values), one) if is_few else MatchingCost(_SET_US, one.batch_us)
         case Interval(column=column, low=low, high=high):
             bounds = (low is not None) + (high is not None)
             return _times(bounds, _comparison_cost(column, columns))
