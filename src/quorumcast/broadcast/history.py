@@ -26,7 +26,9 @@ tail when the publisher falls idle.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import takewhile
+from operator import eq
 
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch, check_run, dropped
@@ -37,6 +39,7 @@ from quorumcast.broadcast.signed_history import (
     Seen,
     end_of,
     is_ours,
+    named_in,
     read_history,
 )
 from quorumcast.core.ids import DIGEST_SIZE, Digest, Lane, Millis, Stream, split_digests
@@ -289,40 +292,48 @@ class History(Carrier):
 
     def _on_contents(self, event: Receive, run: Contents) -> list[Effect]:
         """Bodies that were fetched: taken if a history names their digests."""
-        wanted, taken, before = self._wanted(), False, self.ledger.next
+        before, bodies = self.ledger.next, event.bodies
+        digests = split_digests(run.digests)[: len(bodies)]
+        corrected, wrong = self._correct(run.first, digests, bodies)
+        fresh: list[Digest] = []
+        if not wrong and run.first <= before < run.first + len(digests):
+            offset = before - run.first
+            named = self._named(before, len(digests) - offset)
+            fresh = digests[offset:][: _common(digests[offset:], named)]
+            bodies = bodies[offset:][: len(fresh)]
+            right = _common(list(map(self._view.hash, bodies)), fresh)
+            wrong = before + right if right < len(fresh) else 0
+            fresh, bodies = fresh[:right], bodies[:right]
+            self.ledger.extend(fresh, bodies)
         effects: list[Effect] = []
-        #: What comes next here, written at once.
-        fresh: list[tuple[Digest, bytes]] = []
-        for number, (digest, body) in enumerate(
-            zip(split_digests(run.digests), event.bodies, strict=False), run.first
-        ):
-            if wanted.get(number) != digest:
-                continue
-            if self._view.hash(body) != digest:
-                effects += [
-                    Drop(DropReason.BAD_BODY, event.sender),
-                    Suspect(event.sender, Suspicion.BAD_BODY, self.stream, number),
-                ]
-                break
-            if number == before + len(fresh):
-                fresh.append((digest, body))
-            elif self._learned.get(number) == digest:
-                # Only what the cell has settled overrules what this broker vouched for; a history
-                # that merely waits is no more than its publisher's claim.
-                self.ledger.correct(number, digest, body)
-            else:
-                continue
-            taken = True
-        self.ledger.extend([digest for digest, _ in fresh], [body for _, body in fresh])
+        if wrong:
+            effects += [
+                Drop(DropReason.BAD_BODY, event.sender),
+                Suspect(event.sender, Suspicion.BAD_BODY, self.stream, wrong),
+            ]
         self._forget_learned(range(run.first, run.first + len(event.bodies)))
-        fetched = b"".join([digest for digest, _ in fresh])
-        if fetched and not self._policy.chained:
+        if fresh and not self._policy.chained:
             # This broker answers with it from now on, so the journal must hold it. On a chain it
             # cannot vouch without the MACs that come with a number.
-            effects.append(Vouch(self.stream, before, fetched))
-        if taken:
+            effects.append(Vouch(self.stream, before, b"".join(fresh)))
+        if fresh or corrected:
             effects += self._fetch()  # waiting for the timer here it would never catch up
         return effects
+
+    def _correct(self, first: int, digests: list[Digest], bodies: Bodies) -> tuple[bool, int]:
+        """Overrule what is held otherwise; whether something was, and the number of a wrong body.
+
+        Only what the cell has settled overrules what this broker vouched for; a history that merely
+        waits is no more than its publisher's claim.
+        """
+        corrected, held = False, range(first, self.ledger.next)
+        for number, digest, body in zip(held, digests, bodies, strict=False):
+            if self._learned.get(number) == digest:
+                if self._view.hash(body) != digest:
+                    return corrected, number
+                self.ledger.correct(number, digest, body)
+                corrected = True
+        return corrected, 0
 
     # --------------------------------------------------------- history lane
 
@@ -382,9 +393,7 @@ class History(Carrier):
         count = min(end_of(statement) + 1, self.ledger.next) - first
         if count <= 0:
             return True
-        skipped = (first - statement.first) * DIGEST_SIZE
-        named = statement.digests[skipped : skipped + count * DIGEST_SIZE]
-        return self.ledger.digests(first, count) == named
+        return self.ledger.digests(first, count) == named_in(statement, range(first, first + count))
 
     def _end_before(self, statement: HistoryStatement) -> int | None:
         """Where the history before ends: the delivered one, or the one seen while it is not yet."""
@@ -470,25 +479,33 @@ class History(Carrier):
         """Whether histories contradict what is held, which the fast path cannot mend."""
         return min(self._learned, default=self.ledger.next) < self.ledger.next
 
-    def _wanted(self) -> dict[int, Digest]:
-        """The digests that histories name: those that wait, overruled by those that do not."""
-        wanted: dict[int, Digest] = {}
+    def _named(self, first: int, count: int) -> list[Digest | None]:
+        """What histories name at these numbers: those that wait, overruled by those that do not."""
+        named: list[Digest | None] = [None] * count
         for index in sorted(self._waiting):
             statement = self._waiting[index][1]
-            wanted.update(enumerate(split_digests(statement.digests), statement.first))
-        wanted.update(self._learned)
-        return wanted
+            start = max(first, statement.first)
+            stop = min(first + count, end_of(statement) + 1)
+            if start < stop:
+                digests = split_digests(named_in(statement, range(start, stop)))
+                named[start - first : stop - first] = digests
+        for number in range(first, first + count) if self._learned else ():
+            named[number - first] = self._learned.get(number, named[number - first])
+        return named
 
     def _fetch(self) -> list[Effect]:
         """Ask the next peer for what is lacking, and forget what is not lacking any longer."""
-        wanted, ledger = self._wanted(), self.ledger
-        lacking = {n for n, d in wanted.items() if n >= ledger.base and ledger.digest(n) != d}
-        self._learned = {n: d for n, d in self._learned.items() if n in lacking}
-        peers = self._view.peers
-        first = min(lacking, default=ledger.next + 1)
+        ledger, peers = self.ledger, self._view.peers
+        lacking = {n: d for n, d in self._learned.items() if n >= ledger.base}
+        self._learned = {n: d for n, d in lacking.items() if ledger.digest(n) != d}
+        ends = [*self._learned]
+        for _, statement in self._waiting.values():
+            if end_of(statement) >= ledger.next:
+                ends += [max(statement.first, ledger.next), end_of(statement)]
+        first = min(ends, default=ledger.next + 1)
         if first > ledger.next or not peers:
             return []  # what comes before it is not there, and a ledger has no holes
-        count = min(max(lacking) - first + 1, MAX_RUN)
+        count = min(max(ends) - first + 1, MAX_RUN)
         peer = peers[self._asked % len(peers)]
         self._asked += 1
         return [Send((peer,), Pull(self.stream, first, count))]
@@ -526,3 +543,8 @@ class History(Carrier):
         if found is None or run.first not in self._seen or not is_ours(self._view.keyring, *found):
             return []
         return self._seen.add(*found)
+
+
+def _common(one: Sequence[bytes], other: Sequence[bytes | None]) -> int:
+    """How many of the first elements are equal."""
+    return [*map(eq, one, other), False].index(False)

@@ -64,6 +64,12 @@ def end_of(statement: HistoryStatement) -> int:
     return statement.first + len(statement.digests) // DIGEST_SIZE - 1
 
 
+def named_in(statement: HistoryStatement, numbers: range) -> bytes:
+    """The digests that a history names at these numbers, all of which it covers."""
+    first, stop = numbers.start - statement.first, numbers.stop - statement.first
+    return statement.digests[first * DIGEST_SIZE : stop * DIGEST_SIZE]
+
+
 class Covered:
     """Numbers that histories cover without a gap between them.
 
