@@ -345,7 +345,7 @@ class Ledger:
         """The digests of a range, if all of it is held."""
         if first < self.base or first + count > self.next:
             return None
-        return b"".join(self._shelf.digests(first, first + count))
+        return self._shelf.digests(first, first + count)
 
     def read(self, first: int, count: int, max_bytes: int) -> StoredRun | None:
         """What is held from a number on: same chain, within these limits."""

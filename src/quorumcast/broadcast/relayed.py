@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch
 from quorumcast.broadcast.ledger import Ledger, StoredRun
 from quorumcast.broadcast.messages import Cursor
-from quorumcast.core.ids import Channel, Digest, Stream, split_digests
+from quorumcast.core.ids import DIGEST_SIZE, Channel, Digest, Stream, split_digests
 from quorumcast.core.limits import Limits
 from quorumcast.core.machine import Bodies, Drop, DropReason, Effect, Event
 
@@ -43,7 +43,7 @@ MAX_HOLES = 64
 MAX_HOLE = 4096
 
 #: What stands in a hole.
-_NOTHING = Digest(b"")
+_NOTHING = Digest(bytes(DIGEST_SIZE))
 
 
 class RelayEvent(Effect, Event, frozen=True):
@@ -183,7 +183,7 @@ class RelayLedger(Ledger):
         return next((hole.stop for hole in self._holes if number in hole), 0)
 
     def digest(self, number: int) -> Digest | None:
-        return super().digest(number) or None
+        return None if self.behind_hole(number) else super().digest(number)
 
     def digests(self, first: int, count: int) -> bytes | None:
         if any(hole.start < first + count and first < hole.stop for hole in self._holes):
