@@ -250,6 +250,16 @@ def test_bracha_late_ready_for_a_delivered_run_is_normal_and_a_second_one_is_not
         assert reasons(broker.handle(ready(peer, 1, b"a"), T0)) == [DropReason.DUPLICATE]
 
 
+def test_bracha_late_echo_for_a_delivered_run_is_answered_only_when_it_is_repeated() -> None:
+    broker = bracha()
+    feed(broker.handle, publish(1, b"a"), echo(B2, 1, b"a"), echo(B3, 1, b"a"))
+    feed(broker.handle, ready(B2, 1, b"a"), ready(B3, 1, b"a"))
+    assert broker.handle(echo(B4, 1, b"a"), T0) == []
+    for peer in (B2, B4):
+        again = broker.handle(echo(peer, 1, b"a"), T0)
+        assert again == [Send((peer,), Ready(STREAM, 1, run(1, b"a")))]
+
+
 def test_bracha_runs_are_vouched_for_in_order() -> None:
     broker = bracha()
     feed(broker.handle, publish(1, b"a"), publish(2, b"b"))

@@ -27,6 +27,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import msgspec
+
 from quorumcast.broadcast.contract import (
     Carrier,
     CarrierContext,
@@ -83,6 +85,16 @@ class Instance:
         self.waited = False
 
 
+class Delivered(msgspec.Struct, frozen=True):
+    """A run that was delivered lately, and who has said what of it."""
+
+    value: bytes
+    #: How many publications it has.
+    count: int
+    echoed: list[NodeId]
+    ready: list[NodeId]
+
+
 class Bracha(Carrier):
     """The broker side of Bracha's broadcast for one stream."""
 
@@ -115,9 +127,8 @@ class Bracha(Carrier):
         self._vouched: dict[int, None] = {}
         #: Bytes of contents in _instances.
         self._pending_bytes = 0
-        #: Runs delivered lately (digest, length, and who is ready for it, by first number), for
-        #: those still stuck.
-        self._done: OrderedDict[int, tuple[bytes, int, list[NodeId]]] = OrderedDict()
+        #: Runs delivered lately, by first number, for those still stuck.
+        self._done: OrderedDict[int, Delivered] = OrderedDict()
         #: Contents of the runs that the last `_advance` delivered, by first number.
         self._just_delivered: dict[int, tuple[list[Digest], Bodies]] = {}
         #: The next number that the publisher should send us, and when it sent the last one.
@@ -197,7 +208,7 @@ class Bracha(Carrier):
             return b"".join(digests), bodies
         if first in self._done:
             # If retention has removed part of the run since then, the journal has it.
-            _, count, _ = self._done[first]
+            count = self._done[first].count
             held = self.ledger.read(first, count, MAX_FRAME_BYTES)
             if held is None or held.first != first or len(held.bodies) != count:
                 return None
@@ -330,7 +341,7 @@ class Bracha(Carrier):
         """What this broker echoed at a number, or what was delivered there."""
         instance = self._instances.get(first)
         if instance is None:
-            return self._done[first][0] if first in self._done else None
+            return self._done[first].value if first in self._done else None
         return instance.echoed
 
     def spoke_for(self, first: int, value: bytes) -> bool:
@@ -353,17 +364,17 @@ class Bracha(Carrier):
 
     def _on_echo(self, event: Receive, echo: Echo) -> list[Effect]:
         if echo.first in self._done and event.sender in self._view.brokers:
+            # A late echo is as normal as a late ready; only a stuck broker repeats its echo.
+            if _note(self._done[echo.first].echoed, event.sender):
+                return []
             return self._answer_straggler(event.sender, echo.first)
         return self._count(event, echo)
 
     def _on_ready(self, event: Receive, ready: Ready) -> list[Effect]:
         if ready.first in self._done and event.sender in self._view.brokers:
-            # A late ready is the normal case here; only a stuck broker repeats its echo.
-            are_ready = self._done[ready.first][2]
-            if event.sender in are_ready:
-                return dropped(event, DropReason.DUPLICATE)
-            are_ready.append(event.sender)
-            return []
+            if _note(self._done[ready.first].ready, event.sender):
+                return []
+            return dropped(event, DropReason.DUPLICATE)
         return self._count(event, ready)
 
     def _count(self, event: Receive, vote: Echo | Ready) -> list[Effect]:
@@ -431,9 +442,9 @@ class Bracha(Carrier):
             return dropped(event, DropReason.WRONG_SENDER)
         effects: list[Effect] = []
         if pull.first in self._done:
-            value, count, _ = self._done[pull.first]
-            effects.append(Send((event.sender,), Ready(self.stream, pull.first, value)))
-            held = self.ledger.read(pull.first, count, MAX_FRAME_BYTES // 2)
+            done = self._done[pull.first]
+            effects.append(Send((event.sender,), Ready(self.stream, pull.first, done.value)))
+            held = self.ledger.read(pull.first, done.count, MAX_FRAME_BYTES // 2)
             if held is not None and held.first == pull.first:
                 answer = Contents(self.stream, held.first, held.digests)
                 effects.append(Send((event.sender,), answer, held.bodies))
@@ -519,9 +530,10 @@ class Bracha(Carrier):
         return effects
 
     def _retire(self, first: int, value: bytes, count: int) -> None:
-        are_ready = self._instances[first].readies.voters(value)
+        instance = self._instances[first]
         self._forget(first)
-        self._done[first] = (value, count, are_ready)
+        echoed, ready = instance.echoes.voters(value), instance.readies.voters(value)
+        self._done[first] = Delivered(value, count, echoed, ready)
         while len(self._done) > self._policy.limits.window:
             self._done.popitem(last=False)
 
@@ -559,8 +571,7 @@ class Bracha(Carrier):
     def _answer_straggler(self, peer: NodeId, first: int) -> list[Effect]:
         # Only a broker that is not done repeats itself, so two brokers never answer each other
         # for ever.
-        value, _, _ = self._done[first]
-        return [Send((peer,), Ready(self.stream, first, value))]
+        return [Send((peer,), Ready(self.stream, first, self._done[first].value))]
 
     def _keep(
         self, instance: Instance, value: bytes, digests: list[Digest], bodies: tuple[bytes, ...]
@@ -600,3 +611,11 @@ class Bracha(Carrier):
             self.ledger.next <= first <= self.ledger.next + window
             and len(self._instances) <= 2 * window
         )
+
+
+def _note(members: list[NodeId], member: NodeId) -> bool:
+    """Add a member; False if it is there already."""
+    if member in members:
+        return False
+    members.append(member)
+    return True
