@@ -229,8 +229,10 @@ def test_subscriber_digests_of_a_crooked_length_are_dropped() -> None:
 
 
 def test_subscriber_order_on_a_channel_without_chains_is_dropped() -> None:
-    effects = subscriber().handle(vote(B1, 1, b"a", order=ORDER), T0)
-    assert effects == [Drop(DropReason.BAD_CHAIN, B1)]
+    made = subscriber()
+    for stream in (STREAM, Stream(ORDERS, CAROL, 1)):
+        effects = made.handle(vote(B1, 1, b"a", stream=stream, order=ORDER), T0)
+        assert effects == [Drop(DropReason.BAD_CHAIN, B1)]
 
 
 def test_subscriber_new_stream_is_accepted_from_the_votes_that_named_it() -> None:

@@ -326,14 +326,14 @@ class Subscriber:
             return [Drop(DropReason.UNKNOWN_CHANNEL, sender)]
         if len(vote.digests) % DIGEST_SIZE:
             return [Drop(DropReason.BAD_RUN, sender)]
+        chained = interest.chained(stream.lane)
+        if chained != bool(vote.order) or (chained and not self._is_chain(vote.order)):
+            return [Drop(DropReason.BAD_CHAIN, sender)]
         acceptor = interest.acceptors.get(stream)
         if acceptor is None:
             return self._on_new_stream(interest, event, self._authors(sender, vote))
         if acceptor.where:
             return [Drop(DropReason.OTHER_PREDICATE, sender)]
-        chained = interest.chained(stream.lane)
-        if chained != bool(vote.order) or (chained and not self._is_chain(vote.order)):
-            return [Drop(DropReason.BAD_CHAIN, sender)]
         interest.source.sent(sender, event.bodies)
         effects = acceptor.vote(sender, vote.first, vote.digests, event.bodies, vote.order)
         for voucher in vote.vouchers:
