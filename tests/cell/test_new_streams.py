@@ -38,9 +38,17 @@ def test_early_votes_on_histories_are_kept_beside_those_on_publications() -> Non
     assert kept(vote(B1, 1, b"a"), history).take(STREAM, (B1,))[0] == [vote(B1, 1, b"a"), history]
 
 
-def test_early_vote_that_came_by_a_chain_is_one_of_each_broker_of_the_chain() -> None:
+def test_early_vote_that_came_by_a_chain_is_none_of_the_brokers_that_it_names() -> None:
+    """A lying broker may name any of them."""
     by_chain = vote(B3, 1, b"a", order=(B1, B2, B3))
-    assert kept(by_chain).take(STREAM, (B3, B2)) == ([by_chain], True)
+    assert kept(by_chain).take(STREAM, (B3, B2)) == ([by_chain], False)
+
+
+def test_early_votes_of_which_one_was_lost_are_not_taken_for_all() -> None:
+    for stream in (STREAM, STREAM.history):
+        made = kept(vote(B1, 1, b"a"), vote(B1, 1, b"a", stream=stream))
+        made.keep(vote(B1, 3, b"c", stream=stream))
+        assert made.take(STREAM, (B1,)) == ([], False)
 
 
 def test_early_votes_newest_streams_displace_the_oldest_of_their_broker_alone() -> None:
@@ -59,6 +67,13 @@ def test_early_votes_without_contents_are_bounded_as_well() -> None:
     for number in range(1, 2 * EARLY_BYTES // OVERHEAD):
         made.keep(vote(B1, number, b"a"))
     assert len(made) <= EARLY_BYTES // OVERHEAD
+
+
+def test_early_votes_that_name_many_brokers_are_bounded_as_well() -> None:
+    made, order = EarlyVotes(), (B1, B2, B3) * 8
+    for number in range(1, 2 * EARLY_BYTES // OVERHEAD):
+        made.keep(vote(B1, number, b"a", order=order))
+    assert len(made) <= EARLY_BYTES // OVERHEAD // len(order)
 
 
 def test_early_vote_larger_than_all_room_is_not_kept_and_leaves_the_room_to_others() -> None:

@@ -59,7 +59,7 @@ from quorumcast.cell.messages import (
 )
 from quorumcast.cell.subscribing.archive import MAX_PENDING
 from quorumcast.cell.subscribing.fetching import PULL_MS, PULLS_BEFORE_CHANGE, PullDue
-from quorumcast.cell.subscribing.interest import IDLE_TICKS, PATIENT_TICKS, QUIET_TICKS
+from quorumcast.cell.subscribing.rhythm import IDLE_TICKS, QUIET_TICKS
 from quorumcast.cell.subscribing.silence import (
     LEAST_SILENCE_MS,
     LEAST_STALL_MS,
@@ -251,6 +251,33 @@ def test_subscriber_new_stream_of_which_votes_were_missed_is_asked_for_alone() -
     assert made.handle(vote(B1, 2, b"b", stream=new), T0) == []
     asked = messages(made.handle(vote(B2, 1, b"a", stream=new), T0), Subscribe)
     assert [(m.cursors, m.few) for m in asked] == [((Cursor(new, 1),), True)] * 4  # type: ignore[attr-defined]
+
+
+def test_subscriber_stream_that_does_not_move_is_asked_for_while_others_do() -> None:
+    """A lying publisher can keep a channel moving."""
+    made = subscriber()
+    stuck = Stream(ORDERS, CAROL, 1)
+    feed(made.handle, *(vote(b, 1, b"a", stream=stuck) for b in (B1, B2)))
+    asked: list[tuple[Cursor, ...]] = []
+    for number in range(1, 17):
+        feed(made.handle, *votes(number, b"x", by=BROKERS))
+        requests = messages(made.handle(REFRESHED, T0), Subscribe)
+        asked += [m.cursors for m in requests[:1]]  # type: ignore[attr-defined]
+    assert asked == [(Cursor(stuck, 1),)] * 4  # 1, 2, 4 and 8 refreshes after the first
+
+
+def test_subscriber_forgets_what_it_asked_for_and_what_was_reported_of_lives_that_are_over() -> (
+    None
+):
+    made = subscriber()
+    (interest,) = made._interests.values()
+    for life in range(2, 200):
+        new = Stream(ORDERS, ALICE, life)
+        feed(made.handle, *(vote(b, 1, b"a", stream=new) for b in BROKERS))
+        few = Positions(ORDERS, (Position(new, 1, 2),), few=True)
+        feed(made.handle, *(Receive(b, few) for b in BROKERS))
+    assert len(interest.requested) <= interest.entry.policy.limits.streams_per_publisher
+    assert all(len(held) == 1 for held in interest.reports._held.values())
 
 
 def test_subscriber_new_stream_is_asked_for_if_a_broker_reconnected_meanwhile() -> None:
@@ -547,7 +574,7 @@ def asked_in(made: Subscriber, refreshes: int) -> int:
 def test_subscriber_of_an_idle_channel_asks_ever_more_rarely_until_something_moves() -> None:
     made = subscriber()
     made.handle(REFRESHED, T0)
-    assert asked_in(made, PATIENT_TICKS) == PATIENT_TICKS // QUIET_TICKS
+    assert asked_in(made, IDLE_TICKS) == IDLE_TICKS // QUIET_TICKS
     assert asked_in(made, 2 * IDLE_TICKS) == 2
     feed(made.handle, *votes(1, b"a", by=BROKERS))
     made.handle(REFRESHED, T0)
@@ -558,9 +585,9 @@ def test_subscriber_of_an_idle_channel_goes_on_asking_if_a_broker_holds_more() -
     """Its votes may be lost, or others may have forgotten what lies between."""
     made = subscriber()
     made.handle(REFRESHED, T0)
-    asked_in(made, PATIENT_TICKS)
+    asked_in(made, IDLE_TICKS)
     made.handle(Receive(B2, positions(2)), T0)
-    assert asked_in(made, PATIENT_TICKS) == PATIENT_TICKS // QUIET_TICKS
+    assert asked_in(made, IDLE_TICKS) == IDLE_TICKS // QUIET_TICKS
 
 
 def test_subscriber_moving_stream_is_left_alone() -> None:

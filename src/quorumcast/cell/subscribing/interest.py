@@ -15,6 +15,7 @@ are there as well, unless f+1 brokers hold something that is older than the time
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from quorumcast.cell.subscribing.archive import Archive, HeldForm
 from quorumcast.cell.subscribing.excerpt import FIRST_SPAN, Excerpt, Spans
 from quorumcast.cell.subscribing.new_streams import NewStreams
 from quorumcast.cell.subscribing.reports import Reports
+from quorumcast.cell.subscribing.rhythm import QUIET_TICKS, Rhythm
 from quorumcast.cell.subscribing.silence import SilenceWatch
 from quorumcast.cell.subscribing.source import Source
 from quorumcast.cell.subscribing.telling import Telling
@@ -45,14 +47,9 @@ if TYPE_CHECKING:
 
 #: Refreshes for which a beginning in the past waits for brokers that may know of more.
 DOUBTFUL_TICKS = 4
-#: Refreshes without progress after which a subscriber asks whether it missed the last publication.
-QUIET_TICKS = 8
 #: Refreshes, about eight seconds, for which a broker that does not answer may still hold numbers
 #: that others dropped. Where one broker suffices, all subscribers would wait for a dead one.
 PATIENT_TICKS = 32
-#: Refreshes, sixteen seconds, after which it asks once it has been quiet for longer than that, and
-#: no broker says that it holds more. All answers about many streams are a load even when idle.
-IDLE_TICKS = 64
 
 
 class Interest:
@@ -85,11 +82,11 @@ class Interest:
         "pulls",
         "reports",
         "requested",
+        "rhythm",
         "seen",
         "source",
         "spans",
         "telling",
-        "ticks",
         "where",
     )
 
@@ -154,9 +151,9 @@ class Interest:
         self.pulls: dict[Stream, tuple[int, int]] = {}
         #: Which brokers do not vote although others did.
         self._silence = SilenceWatch({} if heard is None else heard)
-        #: `next` per stream at the last refresh, and refreshes since something moved.
+        #: `next` per stream at the last refresh, and when to ask again.
         self.seen: dict[Stream, int] = {}
-        self.ticks = 0
+        self.rhythm = Rhythm()
         #: Refreshes for which a broker has been silent while one that answers did not hold the next
         #: number of a stream, by stream and silent broker.
         self._waits: dict[Stream, dict[NodeId, int]] = {}
@@ -188,8 +185,8 @@ class Interest:
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
-        sizes = {"acceptors": len(self.acceptors), "named": len(self.new)}
-        sizes["early"] = len(self.new.votes)
+        sizes = {"acceptors": len(self.acceptors), "requested": len(self.requested)}
+        sizes |= self.new.sizes()
         sizes.update(self._silence.sizes(), owed_from=len(self.source))
         parts = [(stream, acceptor.sizes()) for stream, acceptor in self.acceptors.items()]
         parts += [(stream, archive.sizes()) for stream, archive in self.archives.items()]
@@ -236,7 +233,7 @@ class Interest:
         """Note that all brokers are asked from the cursors on: for everything, or a few streams."""
         self.reports.ask()
         if few:
-            self.requested.update({stream: self.acceptors[stream].next for stream in few})
+            self.requested |= {stream: self.acceptors[stream].next for stream in few}
             return
         self.requested = {s: a.next for s, a in self.acceptors.items()}
         order = total_order(self.channel)
@@ -462,6 +459,7 @@ class Interest:
         """Follow a stream no more; what is missing of it is a gap."""
         acceptor, end = self.acceptors.pop(stream), max(end, self.ends.pop(stream, 0))
         self.archives.pop(stream, None)
+        self.requested.pop(stream, None)
         self._silence.end(stream)
         self.source.forget(stream)
         self.pulls.pop(stream, None)
@@ -533,7 +531,7 @@ class Interest:
 
     def note_progress(self) -> bool:
         """Note progress since the last refresh; returns whether to ask all brokers again."""
-        moved = any(a.next != self.seen.get(s) for s, a in self.acceptors.items())
+        moved = self.rhythm.note(self.acceptors, self.seen)
         if self.finished:
             return False
         policy = self.entry.policy
@@ -547,15 +545,15 @@ class Interest:
             }
         stuck = self.excerpt is not None or any(a.stuck for a in self.acceptors.values())
         self.seen = {s: a.next for s, a in self.acceptors.items()}
-        self.ticks = 0 if moved else self.ticks + 1
-        # Stuck: at once, then ever more rarely. Quiet: now and then, as the last vote may be lost.
-        quiet = self.ticks % QUIET_TICKS == 0 and not self._is_idle()
-        due = quiet or self.ticks & (self.ticks - 1) == 0
-        return not moved and ((stuck and due) or quiet)
+        return not moved and self.rhythm.is_due(stuck, self._may_be_idle)
 
-    def _is_idle(self) -> bool:
-        """Whether it has been quiet for so long that it need not ask so often."""
-        if self.ticks <= PATIENT_TICKS or self.ticks % IDLE_TICKS == 0:
+    def _may_be_idle(self) -> bool:
+        """Whether nothing says that there is more, so that it need not ask so often."""
+        if len(self.new):
+            return False
+        # The next life of a publisher may displace its oldest one, which must be complete by then.
+        lives = Counter(stream.publisher for stream in self.acceptors if stream.lane is Lane.DATA)
+        if max(lives.values(), default=0) >= self.entry.policy.limits.streams_per_publisher:
             return False
         return not any(self.reports.claim_more(s, a.next) for s, a in self.acceptors.items())
 

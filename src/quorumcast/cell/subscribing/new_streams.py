@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 
+import msgspec
+
 from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.messages import Vote
-from quorumcast.core.ids import Lane, NodeId, Stream
+from quorumcast.core.ids import DIGEST_SIZE, Lane, NodeId, Stream
 from quorumcast.core.machine import Receive
 
 #: Bytes of votes, with their contents, that are kept of each broker.
 EARLY_BYTES = 256 * 1024
-#: What a vote takes beside digests and contents.
+#: What a vote takes beside digests and contents, and so does each broker that it names.
 OVERHEAD = 512
 
 
@@ -41,6 +43,10 @@ class NewStreams:
     def __len__(self) -> int:
         """The number of streams."""
         return len(self._named)
+
+    def sizes(self) -> dict[str, int]:
+        """How much each container fed by peers holds."""
+        return {"named": len(self._named), "early": len(self.votes)}
 
     def name(self, broker: NodeId, data: Stream, enough: int) -> bool:
         """Note that a broker named a stream; True if it is followed from now on."""
@@ -92,20 +98,27 @@ class NewStreams:
         return votes, [stream for stream in followed if stream.publisher in unsure]
 
 
+class Kept(msgspec.Struct):
+    """The votes of a broker on one stream, from number 1 on, and what it votes on next."""
+
+    votes: list[Receive]
+    next: dict[Lane, int]
+
+
 class EarlyVotes:
     """The votes on streams of one channel that are not followed yet."""
 
     __slots__ = ("_kept", "_room")
 
     def __init__(self) -> None:
-        #: By broker and data lane. The votes of a stream begin with number 1 and are in order.
-        self._kept: dict[NodeId, OrderedDict[Stream, list[Receive]]] = {}
+        #: By broker and data lane. A stream is missing if a vote on it was lost or displaced.
+        self._kept: dict[NodeId, OrderedDict[Stream, Kept]] = {}
         #: The bytes that each broker has left.
         self._room: dict[NodeId, int] = {}
 
     def __len__(self) -> int:
         """The number of votes."""
-        return sum(len(votes) for kept in self._kept.values() for votes in kept.values())
+        return sum(len(one.votes) for kept in self._kept.values() for one in kept.values())
 
     def keep(self, event: Receive) -> None:
         """Keep a vote, unless its broker has voted on what lies before it and that is not here."""
@@ -113,27 +126,26 @@ class EarlyVotes:
         if not isinstance(vote, Vote | Matches):
             return
         kept, data = self._kept.setdefault(broker, OrderedDict()), vote.stream.data
-        if data not in kept and (vote.first > 1 or vote.stream.lane is not Lane.DATA):
+        if data not in kept and vote.first == 1 and vote.stream.lane is Lane.DATA:
+            kept[data] = Kept([], dict.fromkeys(Lane, 1))
+        known = kept.get(data)
+        if known is None:
             return
-        kept.setdefault(data, []).append(event)
+        if vote.first > known.next[vote.stream.lane]:
+            self.forget(broker, data)
+            return
+        count = vote.count if isinstance(vote, Matches) else len(vote.digests) // DIGEST_SIZE
+        known.votes.append(event)
+        known.next[vote.stream.lane] = max(known.next[vote.stream.lane], vote.first + count)
         self._room[broker] = self._room.get(broker, EARLY_BYTES) - _size(event)
         while self._room[broker] < 0:
             self.forget(broker, next(iter(kept)))
 
     def take(self, data: Stream, namers: Iterable[NodeId]) -> tuple[list[Receive], bool]:
-        """The votes on a stream that is followed now; whether all that `namers` cast are there.
-
-        A vote that came by a chain holds those of the brokers before the sender as well.
-        """
-        taken: list[Receive] = []
-        authors: set[NodeId] = set()
-        for broker in self._kept:
-            votes = self.forget(broker, data)
-            taken += votes
-            authors.update([broker] if votes else ())
-            for event in votes:
-                authors.update(event.message.order if isinstance(event.message, Vote) else ())
-        return taken, authors.issuperset(namers)
+        """The votes on a stream that is followed now; whether all that `namers` cast are there."""
+        taken = {broker: self.forget(broker, data) for broker in self._kept}
+        complete = all(taken.get(namer) for namer in namers)
+        return [vote for votes in taken.values() for vote in votes], complete
 
     def clear(self, broker: NodeId | None = None) -> None:
         """Keep nothing of a broker, or of all: it may cast votes again, or lose some."""
@@ -143,15 +155,23 @@ class EarlyVotes:
 
     def forget(self, broker: NodeId, data: Stream) -> list[Receive]:
         """Keep no votes of a broker on a stream any more; returns those that were kept."""
-        votes = self._kept.get(broker, OrderedDict()).pop(data, [])
-        if votes:
-            self._room[broker] += sum(map(_size, votes))
-        return votes
+        known = self._kept.get(broker, OrderedDict()).pop(data, None)
+        if known is None:
+            return []
+        if known.votes:
+            self._room[broker] += sum(map(_size, known.votes))
+        return known.votes
 
 
 def _size(event: Receive) -> int:
     match event.message:
-        case Vote(digests=digests) | Matches(values=digests):
-            return OVERHEAD + len(digests) + sum(map(len, event.bodies))
+        case Vote(digests=digests, order=order, vouchers=vouchers):
+            return OVERHEAD * (1 + len(order) + len(vouchers)) + len(digests) + _length(event)
+        case Matches(values=values):
+            return OVERHEAD + len(values) + _length(event)
         case _:
             return OVERHEAD
+
+
+def _length(event: Receive) -> int:
+    return sum(map(len, event.bodies))

@@ -52,8 +52,12 @@ class Reports:
         if report is None:
             return
         self._rounds[broker] = self._round
-        if len(report) + len(held) <= MAX_STREAMS_NAMED:
-            report.update(held)
+        # The answer names all lives of these publishers that the broker knows.
+        about = {stream.publisher for stream in held}
+        amended = {stream: p for stream, p in report.items() if stream.publisher not in about}
+        amended.update(held)
+        if len(amended) <= MAX_STREAMS_NAMED:
+            self._held[broker] = amended
 
     def ask(self) -> None:
         """All brokers are about to be asked."""

@@ -331,7 +331,7 @@ class Subscriber:
             return [Drop(DropReason.BAD_CHAIN, sender)]
         acceptor = interest.acceptors.get(stream)
         if acceptor is None:
-            return self._on_new_stream(interest, event, self._authors(sender, vote))
+            return self._on_new_stream(interest, event, vote, self._authors(sender, vote))
         if acceptor.where:
             return [Drop(DropReason.OTHER_PREDICATE, sender)]
         interest.source.sent(sender, event.bodies)
@@ -360,7 +360,7 @@ class Subscriber:
             return [Drop(DropReason.UNKNOWN_CHANNEL, sender)]
         acceptor = interest.acceptors.get(said.stream)
         if acceptor is None:
-            return self._on_new_stream(interest, event, (sender,))
+            return self._on_new_stream(interest, event, said, (sender,))
         if said.where != acceptor.where or not said.where:
             return [Drop(DropReason.OTHER_PREDICATE, sender)]
         votes = results_of(said, event.bodies)
@@ -380,15 +380,19 @@ class Subscriber:
         return (sender, *authors)
 
     def _on_new_stream(
-        self, interest: Interest, event: Receive, authors: tuple[NodeId, ...]
+        self,
+        interest: Interest,
+        event: Receive,
+        vote: Vote | Matches,
+        authors: tuple[NodeId, ...],
     ) -> list[Effect]:
         """Votes on a stream that is not followed: it is once enough brokers have named it."""
-        stream = event.message.stream  # type: ignore[attr-defined]
-        if not interest.may_follow(stream):
+        if not interest.may_follow(vote.stream):
             return [Drop(DropReason.UNKNOWN_STREAM, event.sender)]
-        interest.new.votes.keep(event)
+        if _fits(interest, vote):
+            interest.new.votes.keep(event)
         # A list, not a generator: each broker is to be counted.
-        if any([interest.name(author, stream) for author in authors]):  # noqa: C419
+        if any([interest.name(author, vote.stream) for author in authors]):  # noqa: C419
             return self._follow(interest)
         return []
 
@@ -564,6 +568,8 @@ class Subscriber:
             effects += [gap, *self._advance(interest, interest.acceptors[gap.stream])]
         if interest.note_progress():
             effects += self._ask_all(interest)
+        elif stalled := interest.rhythm.stalled():
+            effects += self._ask_all(interest, stalled)
         effects += self._tell(interest, interest.telling.refresh(interest.acceptors.values()))
         return effects + self._ask_for_signatures(interest)
 
@@ -625,3 +631,9 @@ class Subscriber:
 
     def _receipt_votes(self, interest: Interest) -> int:
         return receipt_votes(self._view.quorums, interest.entry.policy.protection)
+
+
+def _fits(interest: Interest, vote: Vote | Matches) -> bool:
+    """Whether a vote is about what is wanted: runs, or what the present predicates select."""
+    wanted = interest.filter.id if interest.filter and vote.stream.lane is Lane.DATA else b""
+    return wanted == (vote.where if isinstance(vote, Matches) else b"")

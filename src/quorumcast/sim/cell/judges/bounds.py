@@ -161,6 +161,7 @@ def _of_subscribers(manifest: Manifest, limits: Limits, *, alpha: int) -> dict[s
         "owed_from": followed,
         "recalled": MAX_RECALLED,
         "acceptors": followed // len(channels),
+        "requested": followed // len(channels),
         "named": len(brokers) * len(clients) * (limits.streams_per_publisher + MAX_ENDED),
         "early": len(brokers) * EARLY_BYTES // OVERHEAD,
         "statements": len(brokers) * (limits.kept_segments + RANGES),
