@@ -54,11 +54,12 @@ class MisbehaviourOptions(msgspec.Struct, kw_only=True):
         status = StatusOptions(manifest=where.manifest, url=self.url)
         urls = status.urls(cell)
         up = [name for name, row in status.ask(cell).items() if row["up"]]
-        if not up:
+        enough = cell.quorums.responders
+        if len(up) < enough:
             raise UsageError(
-                "no status page of a broker answers, and they say whether faults are allowed; "
-                "start the cell with 'quorumcast up --allow-faults', or say where they are with "
-                "--url"
+                f"{len(up)} status pages of brokers answer, and {enough} of them must say that "
+                "faults are allowed; start the cell with 'quorumcast up --allow-faults', or say "
+                "where they are with --url"
             )
         refusing = [name for name in up if not ask(f"{urls[name]}/faults")["allowed"]]
         if refusing:
