@@ -135,7 +135,7 @@ def test_replay_that_nobody_acknowledges_waits_for_links_and_says_what_is_missin
         cell=BenchPlan(policy="total"),
         events=10,
         processes=1,
-        stall_timeout=0.5,
+        stall_timeout=1.5,
     )
     report = run_replay(plan, shown.append)
     assert report.lost == report.expected > 0

@@ -68,8 +68,8 @@ def test_cell_backed_up_under_load_is_restored_as_it_was_then(
         assert replayed(capsys, again, "orders") == list(range(310))
         status = brokers_up(capsys, again)
         assert {row["disk"]["began_empty"] for row in status.values()} == {False}
-        executed = {row["logs"]["byzantine"]["executed"] for row in status.values()}
-        assert len(executed) == 1
+        while len({row["logs"]["byzantine"]["executed"] for row in status.values()}) > 1:
+            status = brokers_up(capsys, again)  # one may execute the last batch a little later
 
 
 @pytest.mark.timeout(300)
