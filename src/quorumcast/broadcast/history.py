@@ -496,8 +496,11 @@ class History(Carrier):
     def _fetch(self) -> list[Effect]:
         """Ask the next peer for what is lacking, and forget what is not lacking any longer."""
         ledger, peers = self.ledger, self._view.peers
-        lacking = {n: d for n, d in self._learned.items() if n >= ledger.base}
-        self._learned = {n: d for n, d in lacking.items() if ledger.digest(n) != d}
+        self._learned = {
+            n: d
+            for n, d in self._learned.items()
+            if n >= ledger.next or (n >= ledger.base and ledger.digest(n) != d)
+        }
         ends = [*self._learned]
         for _, statement in self._waiting.values():
             if end_of(statement) >= ledger.next:

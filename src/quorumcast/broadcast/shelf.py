@@ -34,8 +34,9 @@ class Shelf:
 
     def digest(self, number: int) -> Digest | None:
         """The digest of a number, if it is held."""
-        at = number - self.start
-        return Digest(self.digests(number, number + 1)) if 0 <= at < len(self) else None
+        at = (number - self.start) * DIGEST_SIZE
+        # Beyond the end the slice is empty.
+        return (Digest(bytes(self._digests[at : at + DIGEST_SIZE])) or None) if at >= 0 else None
 
     def body(self, number: int) -> bytes:
         """The contents of a number that is held."""
