@@ -26,6 +26,7 @@ from quorumcast.broadcast.messages import Cursor
 from quorumcast.cell.messages import Position, Positions, Subscribe
 from quorumcast.cell.subscribing.excerpt import Excerpt, SkippedBrokers
 from quorumcast.cell.subscribing.interest import DOUBTFUL_TICKS, PATIENT_TICKS, Interest
+from quorumcast.cell.subscribing.lives import DISPLACED_TICKS
 from quorumcast.cell.subscribing.reports import FRESH_ROUNDS
 from quorumcast.core.ids import Channel, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_STREAMS_NAMED
@@ -464,6 +465,8 @@ def test_interest_old_incarnations_give_way_and_do_not_come_back() -> None:
         stream = Stream(ORDERS, ALICE, incarnation)
         made.name(B1, stream)
         made.name(B2, stream)
+    for _ in range(DISPLACED_TICKS):
+        made.end_displaced()
     assert [s.incarnation for s in made.acceptors] == [4, 5]
     assert set(made.archives) == set(made.acceptors)
     for broker in (B1, B2, B3):
@@ -486,7 +489,25 @@ def test_interest_life_that_gives_way_to_later_ones_is_announced_if_it_is_lackin
     lives = [Stream(ORDERS, ALICE, n) for n in (2, 4, 6)]
     for broker in (B1, B2):
         made.on_positions(broker, Positions(ORDERS, tuple(Position(s, 1, 3) for s in lives)))
-    assert made.take_lost() == [DeliverGap(lives[0], 1, 2)]
+    assert made.take_lost() == []
+    # Meanwhile brokers are asked again, and name what was published last.
+    for broker in (B1, B2):
+        made.on_positions(broker, Positions(ORDERS, tuple(Position(s, 1, 4) for s in lives)))
+    for _ in range(DISPLACED_TICKS):
+        assert made.take_lost() == []
+        made.end_displaced()
+    assert made.take_lost() == [DeliverGap(lives[0], 1, 3)]
+    assert lives[0] not in made.acceptors
+    assert not made.may_follow(lives[0])
+
+
+def test_interest_follows_no_more_than_twice_as_many_lives_as_it_may() -> None:
+    made = begun(limited("ab", streams_per_publisher=2))
+    lives = [Stream(ORDERS, ALICE, n) for n in range(2, 14, 2)]
+    for broker in (B1, B2):
+        made.on_positions(broker, Positions(ORDERS, tuple(Position(s, 1, 3) for s in lives)))
+    assert made.take_lost() == [DeliverGap(life, 1, 2) for life in lives[:2]]
+    assert list(made.acceptors) == lives[2:]
 
 
 def test_interest_streams_that_a_liar_invents_are_bounded() -> None:

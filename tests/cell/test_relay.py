@@ -247,14 +247,20 @@ def test_wiped_broker_gets_from_the_parent_what_a_liar_withholds(policy: str) ->
     assert read_late(cells) == bodies(1, 6)
 
 
-def test_broker_keeps_what_the_parent_has_dropped_when_its_uplink_begins_anew() -> None:
-    """A liar withholds what lies before it, which once made the broker read everything anew."""
+def short_memory_above() -> TreeNetwork:
+    """A tree with a publisher, whose root retains eight publications."""
     few = Limits(retained_publications=8, window=8, segment=4)
     cells = TreeNetwork(
         CellPlan("top", Policy.named("ab", limits=few), n=4),
         CellPlan("leaf", RELAY, parent="top"),
     )
     cells["top"].publisher()
+    return cells
+
+
+def test_broker_keeps_what_the_parent_has_dropped_when_its_uplink_begins_anew() -> None:
+    """A liar withholds what lies before it, which once made the broker read everything anew."""
+    cells = short_memory_above()
     cells["leaf"].losses.append(
         lambda sender, _, send: sender == B2 and isinstance(send.message, Regained)
     )
@@ -277,12 +283,7 @@ def test_broker_keeps_what_the_parent_has_dropped_when_its_uplink_begins_anew() 
 
 def test_reader_is_told_of_a_gap_though_a_liar_claims_what_a_broker_lost() -> None:
     """That broker tries for ever to get it from the liar; readers do not wait for that."""
-    few = Limits(retained_publications=8, window=8, segment=4)
-    cells = TreeNetwork(
-        CellPlan("top", Policy.named("ab", limits=few), n=4),
-        CellPlan("leaf", RELAY, parent="top"),
-    )
-    cells["top"].publisher()
+    cells = short_memory_above()
     cells["leaf"].losses.append(
         lambda sender, _, send: sender == B2 and isinstance(send.message, Regained | Vote)
     )

@@ -872,6 +872,7 @@ def test_subscriber_streams_that_are_over_leave_nothing_behind() -> None:
         made.handle(TimerFired(PullDue(stream)), T0)
         made.handle(REFRESHED, T0)
     (interest,) = made._interests.values()
-    assert len(interest.acceptors) == 2
-    assert len(interest.pulls) <= 2
-    assert len(interest.seen) <= 2
+    # As many again as may be followed are displaced and not over yet.
+    assert len(interest.acceptors) == 4
+    assert len(interest.pulls) <= 4
+    assert len(interest.seen) <= 4

@@ -15,7 +15,6 @@ are there as well, unless f+1 brokers hold something that is older than the time
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from quorumcast.cell.messages import Positions, Subscribe
 from quorumcast.cell.naming import name_in_turn
 from quorumcast.cell.subscribing.archive import Archive, HeldForm
 from quorumcast.cell.subscribing.excerpt import FIRST_SPAN, Excerpt, Spans
+from quorumcast.cell.subscribing.lives import Lives
 from quorumcast.cell.subscribing.new_streams import NewStreams
 from quorumcast.cell.subscribing.reports import Reports
 from quorumcast.cell.subscribing.rhythm import QUIET_TICKS, Rhythm
@@ -57,7 +57,7 @@ class Interest:
 
     __slots__ = (
         "_doubts",
-        "_floor",
+        "_lives",
         "_lost",
         "_named_from",
         "_resumed",
@@ -126,8 +126,7 @@ class Interest:
         self.reports = Reports(view, entry.policy)
         #: Streams that too few brokers have named yet.
         self.new = NewStreams()
-        #: Incarnations of a publisher up to this one are over and forgotten.
-        self._floor: dict[NodeId, int] = {}
+        self._lives = Lives()
         #: Refreshes before it began.
         self._doubts = 0
         #: Whether the beginnings are known.
@@ -180,8 +179,7 @@ class Interest:
             archive.forget_statements()
         for stream in [s for s in self.acceptors if not self._is_entitled(s)]:
             self._end(stream)
-            floor = self._floor.get(stream.publisher, -1)
-            self._floor[stream.publisher] = max(floor, stream.incarnation)
+            self._lives.end(stream.publisher, stream.incarnation)
 
     def sizes(self) -> dict[str, int]:
         """How much each container fed by peers holds."""
@@ -297,7 +295,7 @@ class Interest:
     def _relevant(self, stream: Stream) -> bool:
         return (
             stream.channel == self.channel
-            and stream.incarnation > self._floor.get(stream.publisher, -1)
+            and not self._lives.over(stream)
             and self._is_entitled(stream)
             and (stream.lane is Lane.DATA or self.entry.policy.has_history)
         )
@@ -404,7 +402,9 @@ class Interest:
         self.acceptors[stream] = self._acceptor(stream, first)
         if stream.lane is Lane.DATA:
             self.archives[stream] = Archive(stream, self._view, limits)
-        self._retire_old(stream, limits.streams_per_publisher)
+        publisher, limit = stream.publisher, limits.streams_per_publisher
+        for incarnation in self._lives.displace(publisher, self.acceptors, limit):
+            self._end_life(publisher, incarnation)
 
     def rebind(self) -> bool:
         """Bind the predicates to the columns of a new epoch; False if they are the same.
@@ -445,15 +445,16 @@ class Interest:
             may_split=liars,
         )
 
-    def _retire_old(self, stream: Stream, limit: int) -> None:
-        incarnations = sorted(
-            {s.incarnation for s in self.acceptors if s.publisher == stream.publisher}
-        )
-        for incarnation in incarnations[: max(0, len(incarnations) - limit)]:
-            self._floor[stream.publisher] = incarnation
-            over = (stream.publisher, incarnation)
-            for stale in [s for s in self.acceptors if (s.publisher, s.incarnation) == over]:
-                self._end(stale, self.reports.reached(stale))
+    def end_displaced(self) -> None:
+        """End the lives that were displaced some time ago."""
+        for publisher, incarnation in self._lives.refresh():
+            self._end_life(publisher, incarnation)
+
+    def _end_life(self, publisher: NodeId, incarnation: int) -> None:
+        self._lives.end(publisher, incarnation)
+        over = (publisher, incarnation)
+        for stale in [s for s in self.acceptors if (s.publisher, s.incarnation) == over]:
+            self._end(stale, self.reports.reached(stale))
 
     def _end(self, stream: Stream, end: int = 0) -> None:
         """Follow a stream no more; what is missing of it is a gap."""
@@ -550,10 +551,6 @@ class Interest:
     def _may_be_idle(self) -> bool:
         """Whether nothing says that there is more, so that it need not ask so often."""
         if len(self.new):
-            return False
-        # The next life of a publisher may displace its oldest one, which must be complete by then.
-        lives = Counter(stream.publisher for stream in self.acceptors if stream.lane is Lane.DATA)
-        if max(lives.values(), default=0) >= self.entry.policy.limits.streams_per_publisher:
             return False
         return not any(self.reports.claim_more(s, a.next) for s, a in self.acceptors.items())
 

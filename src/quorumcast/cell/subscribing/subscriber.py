@@ -560,7 +560,8 @@ class Subscriber:
                 for broker in self._up
                 if broker not in interest.reports and interest.is_repeated
             ]
-        effects += interest.notice_silence(late_ms)
+        interest.end_displaced()
+        effects += [*interest.take_lost(), *interest.notice_silence(late_ms)]
         for stream, acceptor in list(interest.acceptors.items()):
             if stream.lane is Lane.HISTORY and acceptor.stuck:
                 effects += self._advance(interest, acceptor)

@@ -153,7 +153,8 @@ def _of_publishers(limits: Limits, *, settles: bool) -> dict[str, int]:
 
 def _of_subscribers(manifest: Manifest, limits: Limits, *, alpha: int) -> dict[str, int]:
     channels, clients, brokers = manifest.channels, manifest.clients, manifest.brokers
-    followed = 2 * len(channels) * len(clients) * limits.streams_per_publisher
+    # Two lanes each; of the lives as many again that have been displaced and are not over yet.
+    followed = 4 * len(channels) * len(clients) * limits.streams_per_publisher
     return {
         "interests": len(channels),
         "pulling": followed,
