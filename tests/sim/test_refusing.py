@@ -29,13 +29,14 @@ def judged(
     sender: NodeId,
     message: Message,
     *effects: Effect,
-    corruption: int = 0,
+    altered: tuple[NodeId, NodeId] | None = None,
     honest: bool = False,
 ) -> list[str]:
     """What checkers say if a node answers a message with these effects; broker-2 and pub-2 lie."""
     cell = make_simulated_cell(4, 1, [channel_entry("orders", Policy.named("ab"))])
-    weather = Weather(corruption=corruption)
-    world = CellWorld(cell, 1, weather, [NoRefusal(), Justified()])
+    world = CellWorld(cell, 1, Weather(), [NoRefusal(), Justified()])
+    if altered:
+        world.network.altered[altered] = None
     world.adversary.declare(B2, "alter")
     world.adversary.declare(LIAR, "equivocating-publisher")
     world.facts.is_honest = honest
@@ -99,12 +100,14 @@ def test_runs_without_faults_breaks_and_losses_are_honest() -> None:
 def test_contents_that_were_altered_on_the_wire_are_nobodys_fault() -> None:
     blame = (Drop(DropReason.BAD_BODY, B1), Suspect(B1, Suspicion.BAD_BODY, STREAM, 1))
     assert judged(SUB, B1, VOTE, *blame) == ["Refusal", "Justified"]
-    assert judged(SUB, B1, VOTE, *blame, corruption=100) == []
+    assert judged(SUB, B1, VOTE, *blame, altered=(B1, SUB)) == []
+    assert judged(SUB, B1, VOTE, *blame, altered=(B3, SUB)) == ["Refusal", "Justified"]
+    assert judged(SUB, B1, VOTE, *blame, altered=(B1, B3)) == ["Refusal", "Justified"]
 
 
 def test_altered_contents_are_refused_only_for_not_matching_their_digests() -> None:
     blame = (Drop(DropReason.BAD_RUN, PUB), Suspect(PUB, Suspicion.EQUIVOCATION, STREAM, 1))
-    assert judged(B1, PUB, RUN, *blame, corruption=100) == ["Refusal", "Justified"]
+    assert judged(B1, PUB, RUN, *blame, altered=(PUB, B1)) == ["Refusal", "Justified"]
 
 
 def test_what_was_signed_in_another_epoch_is_nobodys_fault() -> None:

@@ -248,6 +248,18 @@ def test_network_flipped_header_byte_never_reaches_a_machine() -> None:
         little.scheduler.run_until(little.scheduler.now + 10)
     assert len(little.heard(1, Receive)) == 50
     assert sum(little.network.refused.values()) == 50
+    assert not little.network.altered
+
+
+def test_network_notes_between_whom_contents_were_altered() -> None:
+    little = Little(weather=Weather(corruption=1000))
+    little.scheduler.run_until(100)
+    for _ in range(10):
+        little.nodes[0].carry_out([Send((B2,), HELLO, (b"a" * 1000,))])
+        little.scheduler.run_until(little.scheduler.now + 10)
+    assert [*little.network.altered] == [(B1, B2)]
+    bodies = {event.bodies for _, event in little.heard(1, Receive) if isinstance(event, Receive)}
+    assert len(bodies) > 1
 
 
 def test_network_forged_packet_is_refused() -> None:

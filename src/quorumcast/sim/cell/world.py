@@ -118,7 +118,7 @@ class CellWorld(World[CellFacts]):
         facts.bodies_held = self._bodies_held
         facts.on_disk = lambda node, kind, owner: self.nodes[node].disk.held(kind, owner)
         facts.clock = lambda: self.scheduler.now
-        facts.wire_tapped = weather.corruption > 0
+        facts.altered = self.network.altered
         self.lies = Lies()
         self.judge(
             facts,

@@ -154,6 +154,9 @@ class Network:
         self.packets = 0
         self.messages = 0
         self.refused: Counter[Refusal] = Counter()
+        #: (Sender, receiver) of packets that were accepted although they had been altered on the
+        #: way: MACs cover messages, digests in these cover contents.
+        self.altered: dict[tuple[NodeId, NodeId], None] = {}
         #: Called with (node behind, node ahead) when two nodes of different epochs meet.
         self.on_mismatch: Callable[[NodeId, NodeId], None] | None = None
         #: Called with (receiver, sender) when sequence numbers show that packets were lost.
@@ -446,7 +449,8 @@ class Network:
         if self._strikes(self.weather.duplication):
             self.carry(link, sender, receiver, frame, latency() * 2, sealed)
         if self._strikes(self.weather.corruption):
-            self.carry(link, sender, receiver, self._corrupted(frame), latency(), sealed)
+            corrupted = self._corrupted(frame)
+            self.carry(link, sender, receiver, corrupted, latency(), sealed, altered=True)
         if self._strikes(self.weather.replay) and link.recorded.get(receiver):
             again, then = self._rng.choice(link.recorded[receiver])
             self.carry(link, sender, receiver, again, latency(), then)
@@ -471,6 +475,8 @@ class Network:
         frame: bytes,
         delay_ms: int,
         sealed: Sealed | None = None,
+        *,
+        altered: bool = False,
     ) -> None:
         """Deliver bytes after a delay; an attacker may call this with bytes of its own."""
         generation = link.generation
@@ -486,6 +492,8 @@ class Network:
                 self.refused[opened] += 1
             else:
                 self._verify(sender, receiver, [message for message, _ in opened], sealed)
+                if altered:
+                    self.altered[sender, receiver] = None
                 if self.on_lost is not None and session.received > before + 1:
                     self.on_lost(receiver, sender)
                 self._nodes[receiver].receive(sender, opened)

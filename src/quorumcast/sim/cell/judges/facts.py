@@ -107,8 +107,8 @@ class CellFacts(kernel.Facts):
         self.erased: dict[bytes, tuple[Stream, int]] = {}
         #: The last number of a stream that may have been discarded by limits of earlier epochs.
         self._discarded: dict[Stream, int] = {}
-        #: Whether an attacker on the wire alters packets.
-        self.wire_tapped = False
+        #: (Sender, receiver) of packets that were accepted with altered contents.
+        self.altered: Collection[tuple[NodeId, NodeId]] = ()
         #: Submissions of each publisher's application: contents and time, by stream.
         self.published: dict[Stream, list[tuple[bytes, int]]] = {}
         #: The largest number of publications that were submitted at once.

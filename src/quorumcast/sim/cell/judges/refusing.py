@@ -14,10 +14,10 @@ protocol, and a quorum may lack a vote although nobody lies. These cases are not
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from quorumcast.broadcast.messages import ChainRun, Matches
-from quorumcast.cell.messages import Checkpoint, Positions, Vote
+from quorumcast.broadcast.messages import ChainRun
+from quorumcast.cell.messages import Checkpoint, Vote
 from quorumcast.core.ids import NodeId
 from quorumcast.core.machine import Drop, DropReason, Receive, Suspect, Suspicion
 from quorumcast.core.message import Message
@@ -42,8 +42,6 @@ FLAWS = frozenset(
 #: Reasons for which contents that were altered on the wire are refused or their sender suspected.
 #: All others rest on the message, which a MAC covers, or on contents that match their digests.
 ALTERED = frozenset((DropReason.BAD_BODY, Suspicion.BAD_BODY))
-#: Messages by which a broker names a stream to a subscriber.
-NAMING = (Vote, Matches, Positions)
 #: Suspicions that rest on time alone.
 OF_LATENESS = frozenset((Suspicion.SILENT, Suspicion.WITHHOLDS, Suspicion.BROKEN_CHAIN))
 
@@ -62,7 +60,9 @@ class NoRefusal(EffectChecker):
             return
         if _of_another_epoch(facts, node, effect, cause.message):
             return
-        if _may_be_altered(facts, effect.reason) or not all(map(correct, _quoted(cause.message))):
+        if not all(map(correct, _quoted(cause.message))):
+            return
+        if _may_be_altered(facts, effect.reason, node, (effect.sender,)):
             return
         what = type(cause.message).__name__
         facts.violate(
@@ -89,7 +89,7 @@ class Justified(EffectChecker):
         if effect.reason is Suspicion.BAD_VOUCHER and len(facts.manifests_of(node)) > 1:
             return
         named = (effect.node, *effect.among)
-        may_be_altered = _may_be_altered(facts, effect.reason)
+        may_be_altered = _may_be_altered(facts, effect.reason, node, named)
         if all(map(facts.adversary.is_correct, named)) and not may_be_altered:
             about = "" if effect.stream is None else f" on {effect.stream} {effect.number}"
             self._first = f"{node} suspects {effect.node} of {effect.reason.value}{about}"
@@ -100,14 +100,14 @@ class Justified(EffectChecker):
             facts.violate(self.name, self._first)
 
 
-def _may_be_altered(facts: CellFacts, reason: enum.Enum) -> bool:
-    """Whether the reason may be that an attacker on the wire altered the contents received.
+def _may_be_altered(
+    facts: CellFacts, reason: enum.Enum, node: NodeId, senders: Iterable[NodeId]
+) -> bool:
+    """Whether the reason may be contents that were altered on the way from one of the senders.
 
-    They came just now, or with a vote that a subscriber kept until others named its stream.
+    They may have come earlier: a subscriber keeps votes until others have named their stream.
     """
-    if not (facts.wire_tapped and reason in ALTERED and isinstance(facts.cause, Receive)):
-        return False
-    return bool(facts.cause.bodies) or isinstance(facts.cause.message, NAMING)
+    return reason in ALTERED and any((sender, node) in facts.altered for sender in senders)
 
 
 def _of_another_epoch(facts: CellFacts, node: NodeId, drop: Drop, message: Message) -> bool:
