@@ -64,6 +64,8 @@ PROMISED_S, UNPROMISED_S = 60.0, 4.0
 LINK_VALUES = {"latency": "latency_ms", "jitter": "jitter_ms", "loss": "loss_percent"}
 #: The largest percentage of packets that are lost.
 MOST_LOSS = 50
+#: Bytes of publications that a broker retains, as many again that are not settled yet.
+RETAINED_BYTES = 1024 * 1024 * 1024
 #: Suspicions: for each suspect, how often each reason was given.
 Suspicions = dict[str, dict[str, int]]
 
@@ -191,6 +193,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         usual = Limits()
         window = max(usual.window, 2 * max(self.alpha or 0, self.alpha_max))
         limits = Limits(
+            # Retention counts per publisher and channel, and all brokers are on one machine.
+            retained_bytes=min(usual.retained_bytes, RETAINED_BYTES // self.counted_lanes),
             window=window,
             vote_window=max(usual.vote_window, window),
             retained_publications=max(usual.retained_publications, window),
