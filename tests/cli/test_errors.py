@@ -448,6 +448,8 @@ def test_verify_missing_file(capsys: pytest.CaptureFixture[str], cell: Path) -> 
 def test_bench_and_sim_and_demo_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no policy 'x'" in sentence(capsys, "bench", "--policy", "x")
     assert "there is no suite 'x'" in sentence(capsys, "bench", "--suite", "x")
+    line = sentence(capsys, "bench", "--policy", "ab", "--alpha", "10")
+    assert line.endswith("--alpha is for policies with histories; leave it out of 'ab'")
     assert "choose one of dt1, dt2, ten" in sentence(capsys, "bench", "--workload", "nowhere")
     assert "a soak needs total order" in sentence(capsys, "bench", "--suite", "soak")
     line = sentence(capsys, "bench", "--suite", "soak", "--observe", "log")

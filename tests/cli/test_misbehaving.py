@@ -76,6 +76,10 @@ def test_fault_of_a_client_needs_brokers_that_allow_faults(
         (["publish", "orders", "x", "--fault", "alter"], "'alter' is a broker's fault; a publish"),
         (["subscribe", "orders", "--fault", "gaps"], "'gaps' is a publisher's fault; a subscriber"),
         (["publish", "orders", "x", "--fault", "gaps", "--percent", "0"], "--percent is 1 to 100"),
+        (
+            ["publish", "orders", "x", "--fault", "gaps", "--victim", "bokrer-1"],
+            "did you mean 'broker-1'?",
+        ),
         (["publish", "orders", "x", "--percent", "50"], "--percent, --victim and --url go with"),
         (["subscribe", "orders", "--victim", "broker-1"], "--percent, --victim and --url go with"),
     ],

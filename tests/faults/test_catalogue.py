@@ -48,7 +48,7 @@ from quorumcast.core.statements import (
 )
 from quorumcast.crypto.digest import root
 from quorumcast.faults.cell.base import revouched
-from quorumcast.faults.cell.catalogue import CATALOGUE, make_fault, names
+from quorumcast.faults.cell.catalogue import CATALOGUE, check_victims, make_fault, names
 from quorumcast.faults.cell.entry import FaultContext, Role
 from quorumcast.faults.contract import Fault, Later
 from quorumcast.manifest.policy import Policy
@@ -236,6 +236,25 @@ def test_fault_same_generator_same_lies(name: str, cell: Cell) -> None:
 def test_make_fault_unknown_name_says_what_there_is() -> None:
     with pytest.raises(UsageError, match="choose one of silent, slow"):
         make_fault("grumpy", None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["broker-2", "sub-1", "sub-1#3", "orders", "contents", "Vote"],
+)
+def test_victim_may_be_a_node_a_channel_or_a_part_of_messages(cell: Cell, victim: str) -> None:
+    check_victims([victim], cell.manifest)
+
+
+@pytest.mark.parametrize(
+    ("victim", "hint"),
+    [("borker-2", "did you mean 'broker-2'?"), ("xyz", "this cell has broker-1, broker-2")],
+)
+def test_victim_that_does_not_exist_is_refused_with_a_way_out(
+    cell: Cell, victim: str, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=hint):
+        check_victims(["broker-1", victim], cell.manifest)
 
 
 def test_names_every_role_has_faults() -> None:

@@ -179,10 +179,11 @@ def set_fault(
 
     Publishers and subscribers misbehave by --fault of 'publish' and 'subscribe'.
     """
-    from quorumcast.faults.cell.catalogue import check_fault
+    from quorumcast.faults.cell.catalogue import check_fault, check_victims
     from quorumcast.faults.cell.entry import Role
 
     check_fault(fault, Role.BROKER)
+    check_victims(victim or (), where.read())
     address = _address(broker, where)
     if fault in ask(f"{address}/faults")["installed"]:
         # The new options replace those of the installed fault.

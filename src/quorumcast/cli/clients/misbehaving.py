@@ -46,11 +46,12 @@ class MisbehaviourOptions(msgspec.Struct, kw_only=True):
             if self.percent != 100 or self.victim or self.url:
                 raise UsageError("--percent, --victim and --url go with --fault; name a fault")
             return
-        from quorumcast.faults.cell.catalogue import check_fault
+        from quorumcast.faults.cell.catalogue import check_fault, check_victims
         from quorumcast.faults.cell.entry import Role
 
         check_fault(self.fault, Role(role))
         cell = where.read()
+        check_victims(self.victim or (), cell)
         status = StatusOptions(manifest=where.manifest, url=self.url)
         urls = status.urls(cell)
         up = [name for name, row in status.ask(cell).items() if row["up"]]

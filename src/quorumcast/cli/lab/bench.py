@@ -185,6 +185,8 @@ def bench(
     counted = msgspec.structs.replace(plan, events=events)
     sweep.check(suite)
     workload = replayed.workload
+    if measured.alpha and not suite and not plan.channel_policy().has_history:
+        raise UsageError(f"--alpha is for policies with histories; leave it out of {plan.policy!r}")
     if plan.observe and (
         workload is not None or suite in (FIT, SOAK, FLOODS, RETENTION, MATCHING, TREE)
     ):

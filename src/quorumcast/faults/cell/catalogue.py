@@ -6,10 +6,12 @@ by tampering with its effects.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from functools import partial
 
 from quorumcast.core.errors import UsageError
+from quorumcast.core.ids import holder
 from quorumcast.core.statements import Basis
 from quorumcast.faults.cell import (
     clients,
@@ -22,6 +24,7 @@ from quorumcast.faults.cell import (
 )
 from quorumcast.faults.cell.entry import CatalogueEntry, FaultContext, Footprint, Role
 from quorumcast.faults.contract import Fault
+from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.policy import POLICY_NAMES, Policy
 
 
@@ -203,6 +206,21 @@ def check_fault(name: str, *roles: Role) -> CatalogueEntry:
     able = " or ".join(role.value for role in roles)
     known = ", ".join(one for role in roles for one in names(role))
     raise UsageError(f"{wrong}; a {able} can commit {known}")
+
+
+def check_victims(victims: Iterable[str], manifest: Manifest) -> None:
+    """Raise UsageError if a fault cannot aim at one of these in a cell."""
+    nodes = [*manifest.broker_ids, *(client.id for client in manifest.clients)]
+    channels = [channel.name for channel in manifest.channels]
+    parts = (*omission.KINDS, *commission.FIELDS)
+    parts += (*ordering.FALSE_STATEMENTS, *ordering.FALSE_STANDINGS)
+    known = [*nodes, *channels, *parts]
+    for victim in victims:
+        if holder(victim) in known:
+            continue
+        close = get_close_matches(victim, known, 1)
+        meant = f"did you mean {close[0]!r}?" if close else f"this cell has {', '.join(nodes)}"
+        raise UsageError(f"there is no node, channel or kind of message {victim!r}; {meant}")
 
 
 def make_fault(name: str, context: FaultContext) -> Fault:
