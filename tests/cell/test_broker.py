@@ -393,6 +393,18 @@ def test_broker_asked_for_a_few_streams_keeps_how_far_a_subscriber_is_behind_on_
     assert made.subscribers() == {ORDERS: {BOB: 10}}
 
 
+def test_broker_forgets_who_was_behind_on_lives_that_have_ended() -> None:
+    made = broker(limited("ab", replay=4, retained_publications=64, streams_per_publisher=2))
+    made.handle(subscribe(BOB), T0)
+    for life in range(1, 20):
+        stream, now = Stream(ORDERS, ALICE, life), Millis(T0 + 100 * life)
+        made.handle(publish(1, *bodies(1, 20), stream=stream), now)
+        asked = Subscribe(ORDERS, (Cursor(stream, 1),), False, few=True)
+        made.handle(Receive(BOB, asked), now)
+    assert made.sizes()["behind"] == len(made.streams()) == 2
+    assert made.subscribers() == {ORDERS: {BOB: 32}}
+
+
 def test_broker_cursor_at_the_end_or_on_an_unknown_stream_replays_nothing() -> None:
     made = broker()
     made.handle(publish(1, b"a"), T0)

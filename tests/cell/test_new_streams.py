@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.support.cells import ALICE, B1, B2, B3, CAROL, ORDERS, STREAM, vote
 
-from quorumcast.cell.subscribing.new_streams import EARLY_BYTES, OVERHEAD, EarlyVotes
-from quorumcast.core.ids import Stream
+from quorumcast.cell.subscribing.new_streams import EARLY_BYTES, OVERHEAD, EarlyVotes, NewStreams
+from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.machine import Receive
 
 OTHER = Stream(ORDERS, CAROL, 1)
@@ -16,6 +16,28 @@ def kept(*events: Receive) -> EarlyVotes:
     for event in events:
         made.keep(event)
     return made
+
+
+def test_names_of_one_broker_displace_the_oldest_of_the_same_publisher() -> None:
+    named = NewStreams(per_publisher=True)
+    theirs = Stream(ORDERS, CAROL, 1)
+    named.name(B1, theirs, 2, 3)
+    lives = [Stream(ORDERS, ALICE, life) for life in range(1, 9)]
+    for life in (*lives, *lives[-3:]):
+        assert not named.name(B1, life, 2, 3)
+    assert len(named) == 4
+    assert not named.name(B2, lives[0], 2, 3)
+    assert named.name(B2, lives[-1], 2, 3)
+    assert named.name(B2, theirs, 2, 3)
+    named.retain((B1,))
+    assert len(named) == 2
+
+
+def test_names_of_one_broker_displace_the_oldest_of_all_where_any_may_be_a_publisher() -> None:
+    named = NewStreams(per_publisher=False)
+    for number in range(9):
+        named.name(B1, Stream(ORDERS, NodeId(f"dave{number}"), 1), 2, 3)
+    assert len(named) == 3
 
 
 def test_early_votes_are_handed_out_once_in_the_order_of_their_broker() -> None:

@@ -66,7 +66,7 @@ from quorumcast.cell.subscribing.silence import (
     MOST_STALL_MS,
     SilenceWatch,
 )
-from quorumcast.cell.subscribing.subscriber import REFRESH_MS, Refresh, Subscriber
+from quorumcast.cell.subscribing.subscriber import REFRESH_MS, AskOn, Refresh, Subscriber
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, NodeId, Stream
 from quorumcast.core.limits import Limits
@@ -167,6 +167,7 @@ def test_subscriber_leave_tells_the_brokers_and_forgets() -> None:
     assert made.handle(Leave(ORDERS), T0) == [
         Send(BROKERS, Unsubscribe(ORDERS)),
         CancelTimer(Refresh(ORDERS)),
+        CancelTimer(AskOn(ORDERS)),
     ]
     assert made.handle(Leave(ORDERS), T0) == []
     assert reasons(made.handle(vote(B1, 1, b"a"), T0)) == [DropReason.UNKNOWN_CHANNEL]
@@ -676,7 +677,7 @@ def test_subscriber_asks_a_silent_broker_before_it_is_suspected() -> None:
     made = subscriber()
     feed(made.handle, *votes(1, b"a"))
     asked = [e for _ in range(SILENT_LOOKS // 2) for e in made.handle(REFRESHED, T0)]
-    assert Send((B3,), Subscribe(ORDERS, (Cursor(STREAM, 1),), False)) in asked
+    assert Send((B3,), Subscribe(ORDERS, (Cursor(STREAM, 1),), False, few=True)) in asked
     made.handle(vote(B3, 1, b"a"), T0)
     assert silent(made, 3 * SILENT_LOOKS) == []
 

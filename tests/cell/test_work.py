@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests.cell.test_content import CHEAP, TRAFFIC, WANTED, Rows
-from tests.support.cells import ALICE, B1, BOB, CAROL, ORDERS, Cell, limited
+from tests.support.cells import ALICE, B1, BOB, CAROL, ORDERS, STREAM, Cell, limited, publish
 from tests.support.rows import COLUMNS, rows_body
 
 from quorumcast.broadcast.application import DeliverGap, Submit
@@ -37,7 +37,7 @@ from quorumcast.cell.serving.work import (
 )
 from quorumcast.cell.subscribing.subscriber import REFRESH_MS
 from quorumcast.core.errors import UsageError
-from quorumcast.core.ids import Millis, NodeId
+from quorumcast.core.ids import Millis, NodeId, Stream
 from quorumcast.core.limits import MAX_CLIENT_TEXT, MAX_FILTER_TEXT, MAX_PREDICATES
 from quorumcast.core.machine import (
     Disconnected,
@@ -177,6 +177,39 @@ def test_many_predicates_are_read_a_few_at_a_time() -> None:
     assert answer == [Positions]
     assert broker.sizes()["being_read"] == 0
     assert broker.sizes()["groups"] == 2
+
+
+@pytest.mark.parametrize("whole_first", [True, False])
+def test_request_for_a_few_streams_does_not_replace_one_for_all(whole_first: bool) -> None:
+    """It came while the predicates of the other one were being read."""
+    broker = Cell(limited("ab"), schema=COLUMNS).broker()
+    theirs = Stream(ORDERS, CAROL, 1)
+    for stream in (STREAM, theirs):
+        sent = publish(1, rows_body((5, 20)), sender=stream.publisher, stream=stream)
+        broker.handle(sent, NOW)
+    whole = replace(asking(*MANY), cursors=(Cursor(STREAM, 1), Cursor(theirs, 1)))
+    few = replace(whole, cursors=(Cursor(STREAM, 1),), few=True)
+    for asked in (whole, few) if whole_first else (few, whole):
+        broker.handle(Receive(BOB, asked), NOW)
+    effects: list[Effect] = []
+    while broker.sizes()["being_read"]:
+        effects = broker.handle(TimerFired(ReadOn()), NOW)
+    messages = [effect.message for effect in effects if isinstance(effect, Send)]
+    assert [m.few for m in messages if isinstance(m, Positions)] == [False]
+    assert {m.stream for m in messages if isinstance(m, Matches)} == {STREAM, theirs}
+
+
+def test_requests_for_other_streams_are_answered_together_when_predicates_are_read() -> None:
+    known = KnownFilters()
+    theirs = Stream(ORDERS, CAROL, 1)
+    for cursor in (Cursor(STREAM, 1), Cursor(theirs, 1), Cursor(STREAM, 2)):
+        known.learn(BOB, PRICES, replace(asking(*MANY), cursors=(cursor,), few=True), NOW)
+    found = None
+    while found is None:
+        found = known.read_on()
+    asked = found[2]
+    assert isinstance(asked, Subscribe)
+    assert (asked.cursors, asked.few) == ((Cursor(STREAM, 2), Cursor(theirs, 1)), True)
 
 
 def told(effects: list[Effect]) -> list[type]:

@@ -95,6 +95,11 @@ class Audience:
         return {
             "subscribers": sum(map(len, self._readers.values())),
             "served": len(self._asked),
+            "behind": sum(
+                len(reader.behind)
+                for readers in self._readers.values()
+                for reader in readers.values()
+            ),
             **self.filtered.sizes(),
         }
 
@@ -145,6 +150,12 @@ class Audience:
         for readers in self._readers.values():
             readers.pop(peer, None)
         self.filtered.disconnected(peer)
+
+    def forget(self, ended: Iterable[Stream]) -> None:
+        """Streams have ended: nobody is behind on them any more."""
+        for stream in ended:
+            for reader in self._readers.get(stream.channel, {}).values():
+                reader.note(stream.data, 0)
 
     # ---------------------------------------------------------------- votes
 

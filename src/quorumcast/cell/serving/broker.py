@@ -230,7 +230,7 @@ class Broker:
                 served, effects = self._relays.handle(event)
                 if served is not None:
                     effects = self._finish(served, effects)
-                return effects + self._writer.note_endings()
+                return effects + self._note_endings()
             case SavedEvidence(evidence=evidence):
                 return self._accusations.on_saved(evidence)
             case TimerFired(timer=Sweep()):
@@ -508,9 +508,13 @@ class Broker:
                     return [Drop(DropReason.OVER_LIMIT, sender)]
                 return answer_peer(self._served, sender, message)
             case _:
-                return (
-                    self._positioned(self._recovery.on_answer(event)) + self._writer.note_endings()
-                )
+                return self._positioned(self._recovery.on_answer(event)) + self._note_endings()
+
+    def _note_endings(self) -> list[Effect]:
+        """Forget what is kept beside streams that have ended."""
+        endings = self._served.take_endings()
+        self._audience.forget(endings)
+        return self._writer.note_endings(endings)
 
     def _finish(
         self,
@@ -548,7 +552,7 @@ class Broker:
         """End streams of which retention has left nothing."""
         self._served.end_exhausted(stream)
         self._served.end_unclaimed(stream, self._journal.publisher_streams(stream))
-        return self._writer.note_endings()
+        return self._note_endings()
 
     def _vouch(self, served: ServedStream, vouch: Vouch) -> list[Effect]:
         votes = self._audience.votes(served, vouch, self._served.now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quorumcast.broadcast.messages import ChainRun, Echo, Ready
 from quorumcast.cell.messages import Checkpoint
@@ -16,7 +16,7 @@ from quorumcast.cell.serving.journal import (
 )
 from quorumcast.cell.serving.served_stream import ServedStream
 from quorumcast.cell.serving.served_streams import ServedStreams
-from quorumcast.core.ids import NodeId
+from quorumcast.core.ids import NodeId, Stream
 from quorumcast.core.limits import MAX_RUN
 from quorumcast.core.machine import Effect, Persist, Send
 from quorumcast.core.statements import SegmentStatement, Signed, parse_statement
@@ -102,10 +102,10 @@ class JournalWriter:
             effects += [Persist(Released(stream, below)), *gone]
         return effects
 
-    def note_endings(self) -> list[Effect]:
+    def note_endings(self, endings: Iterable[Stream]) -> list[Effect]:
         """Replace the journal records of streams that ended by a record of their end."""
         effects: list[Effect] = []
-        for ended in self._served.take_endings():
+        for ended in endings:
             entry = self._view.channel(ended.channel)
             erased = self._journal.erase(ended)
             if entry is not None and entry.policy.journal:

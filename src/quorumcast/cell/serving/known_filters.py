@@ -19,7 +19,12 @@ from quorumcast.cell.messages import Subscribe
 from quorumcast.cell.serving.work import MOST_US, WorkAccounts
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Millis, NodeId, holder
-from quorumcast.core.limits import MAX_CLIENT_TEXT, MAX_FILTER_TEXT, MAX_MATCHED_ROWS
+from quorumcast.core.limits import (
+    MAX_CLIENT_TEXT,
+    MAX_FILTER_TEXT,
+    MAX_MATCHED_ROWS,
+    MAX_STREAMS_NAMED,
+)
 from quorumcast.core.machine import Effect, SetTimer, Timer
 from quorumcast.manifest.manifest import ChannelEntry
 
@@ -59,7 +64,7 @@ class ReadOn(Timer, frozen=True, tag=True):
 class UnreadRequest(msgspec.Struct):
     """A request whose predicates are being read."""
 
-    #: The newest one: the node may repeat it.
+    #: Of those that the node has sent meanwhile, what all of them ask for.
     asked: Subscribe
     entry: ChannelEntry
     reading: FilterReading
@@ -101,7 +106,7 @@ class KnownFilters:
             return True
         there = self._read.get(key)
         if there is not None and there.where == where and there.entry.schema == entry.schema:
-            there.asked = asked
+            there.asked = _both(there.asked, asked)
             return True
         known = self._filters.get(key)
         if known is not None and known.where == where and known.schema == entry.schema:
@@ -187,6 +192,15 @@ def _known(where: tuple[str, ...], entry: ChannelEntry, filter_: Filter) -> Know
     from quorumcast.matching.indexing.filter_set import IndexedFilter
 
     return KnownFilter(where, entry.schema, filter_, IndexedFilter(filter_), plain=False)
+
+
+def _both(earlier: Subscribe, later: Subscribe) -> Subscribe:
+    """What two requests of a node ask for; a later cursor of a stream replaces an earlier one."""
+    if not later.few:
+        return later
+    cursors = {cursor.stream: cursor for cursor in (*earlier.cursors, *later.cursors)}
+    both = tuple(cursors.values())[:MAX_STREAMS_NAMED]
+    return msgspec.structs.replace(later, cursors=both, few=earlier.few and later.few)
 
 
 def _affordable(known: KnownFilter) -> KnownFilter:

@@ -31,7 +31,7 @@ from quorumcast.cell.subscribing.excerpt import FIRST_SPAN, Excerpt, Spans
 from quorumcast.cell.subscribing.lives import Lives
 from quorumcast.cell.subscribing.new_streams import NewStreams
 from quorumcast.cell.subscribing.reports import Reports
-from quorumcast.cell.subscribing.rhythm import QUIET_TICKS, Rhythm
+from quorumcast.cell.subscribing.rhythm import Rhythm, is_due
 from quorumcast.cell.subscribing.silence import SilenceWatch
 from quorumcast.cell.subscribing.source import Source
 from quorumcast.cell.subscribing.telling import Telling
@@ -39,6 +39,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import Channel, Lane, NodeId, Stream, total_order
 from quorumcast.core.limits import MAX_ENDED
 from quorumcast.core.machine import Effect, Send
+from quorumcast.core.tally import reached_by
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.manifest.view import View
 
@@ -70,6 +71,7 @@ class Interest:
         "_waits",
         "acceptors",
         "archives",
+        "asks_on",
         "begun",
         "channel",
         "dropped",
@@ -125,7 +127,7 @@ class Interest:
         self._rules = rules_for(view.quorums, entry.policy, view.brokers)
         self.reports = Reports(view, entry.policy)
         #: Streams that too few brokers have named yet.
-        self.new = NewStreams()
+        self.new = NewStreams(per_publisher=not entry.policy.relayed)
         self._lives = Lives()
         #: Refreshes before it began.
         self._doubts = 0
@@ -144,8 +146,10 @@ class Interest:
         self.archives: dict[Stream, Archive] = {}
         #: The broker that sends bodies with its votes.
         self.source = Source()
-        #: Cursors at the last request for a replay, to know when to ask for more.
+        #: Cursors at the last request for a replay, to know when to ask for more, and whether a
+        #: timer for that is set.
         self.requested: dict[Stream, int] = {}
+        self.asks_on = False
         #: How often bodies of a stream were pulled in a row, and up to which number.
         self.pulls: dict[Stream, tuple[int, int]] = {}
         #: Which brokers do not vote although others did.
@@ -233,6 +237,7 @@ class Interest:
         if few:
             self.requested |= {stream: self.acceptors[stream].next for stream in few}
             return
+        self.rhythm.asked()
         self.requested = {s: a.next for s, a in self.acceptors.items()}
         order = total_order(self.channel)
         self.spans.restart_at(self.requested.get(order, 1), self._end_of(order))
@@ -289,8 +294,7 @@ class Interest:
         At each refresh; ever more rarely with predicates: they are long, and a broker that is busy
         reading those of many subscribers should not get all of them again and again.
         """
-        ticks = self._doubts
-        return not self.where or ticks & (ticks - 1) == 0 or ticks % QUIET_TICKS == 0
+        return not self.where or is_due(self._doubts)
 
     def _relevant(self, stream: Stream) -> bool:
         return (
@@ -386,11 +390,8 @@ class Interest:
         if not self.may_follow(stream):
             return False
         data, policy = stream.data, self.entry.policy
-        if not self.new.name(broker, data, self.reports.enough):
-            # Per publisher: one that opens streams without end at single brokers must not use up
-            # what those may name of others. Not on a relayed channel, where any may be one.
-            alike = None if policy.relayed else data.publisher
-            self.new.limit(broker, alike, policy.limits.streams_per_publisher + MAX_ENDED)
+        most = policy.limits.streams_per_publisher + MAX_ENDED
+        if not self.new.name(broker, data, self.reports.enough, most):
             return False
         self._accept_from(data, 1)
         if policy.has_history:
@@ -451,10 +452,13 @@ class Interest:
             self._end_life(publisher, incarnation)
 
     def _end_life(self, publisher: NodeId, incarnation: int) -> None:
+        """End an incarnation and all before it, as far as brokers have reported or voted."""
+        mine = [s for s in self.acceptors if s.publisher == publisher]
+        for stale in [s for s in mine if s.incarnation <= incarnation]:
+            votes = [number + 1 for number in self.acceptors[stale].last_vote.values()]
+            voted = reached_by(votes, self.reports.enough)
+            self._end(stale, max(self.reports.reached(stale), voted))
         self._lives.end(publisher, incarnation)
-        over = (publisher, incarnation)
-        for stale in [s for s in self.acceptors if (s.publisher, s.incarnation) == over]:
-            self._end(stale, self.reports.reached(stale))
 
     def _end(self, stream: Stream, end: int = 0) -> None:
         """Follow a stream no more; what is missing of it is a gap."""
@@ -530,11 +534,12 @@ class Interest:
 
     # ------------------------------------------------------------- progress
 
-    def note_progress(self) -> bool:
-        """Note progress since the last refresh; returns whether to ask all brokers again."""
-        moved = self.rhythm.note(self.acceptors, self.seen)
+    def due(self) -> Collection[Stream] | None:
+        """What to ask all brokers for again at a refresh: some streams, all (none), or nothing."""
+        self.reports.refresh()
+        self.rhythm.note(self.acceptors, self.seen, self.reports.reached)
         if self.finished:
-            return False
+            return None
         policy = self.entry.policy
         if policy.crash_only or policy.relayed or not policy.live:
             # Counted for each broker apart, and also while another may still fetch the number:
@@ -544,9 +549,8 @@ class Interest:
                 for stream, acceptor in self.acceptors.items()
                 if self.reports.dropped_by_some(stream, acceptor.next)
             }
-        stuck = self.excerpt is not None or any(a.stuck for a in self.acceptors.values())
         self.seen = {s: a.next for s, a in self.acceptors.items()}
-        return not moved and self.rhythm.is_due(stuck, self._may_be_idle)
+        return self.rhythm.due(self.excerpt is not None, self._may_be_idle)
 
     def _may_be_idle(self) -> bool:
         """Whether nothing says that there is more, so that it need not ask so often."""
@@ -607,7 +611,7 @@ class Interest:
         )
         for broker, numbers in ask.items():
             cursors = name_in_turn([Cursor(*cursor) for cursor in numbers.items()])
-            asked = msgspec.structs.replace(self.subscribe_to(broker), cursors=cursors)
+            asked = msgspec.structs.replace(self.subscribe_to(broker), cursors=cursors, few=True)
             effects.append(Send((broker,), asked))
         return effects
 

@@ -33,7 +33,8 @@ class Lives:
     def end(self, publisher: NodeId, incarnation: int) -> None:
         """An incarnation, and all before it, are over."""
         self._floor[publisher] = max(self._floor.get(publisher, -1), incarnation)
-        self._displaced.pop((publisher, incarnation), None)
+        for life in [at for at in self._displaced if at[0] == publisher and at[1] <= incarnation]:
+            del self._displaced[life]
 
     def displace(self, publisher: NodeId, followed: Iterable[Stream], limit: int) -> list[int]:
         """Displace what is beyond the limit; returns the incarnations that end at once.

@@ -29,12 +29,16 @@ OVERHEAD = 512
 class NewStreams:
     """Streams (data lanes) of one channel that are named and not followed yet."""
 
-    __slots__ = ("_named", "fresh", "votes")
+    __slots__ = ("_by_broker", "_named", "_per_publisher", "fresh", "votes")
 
-    def __init__(self) -> None:
-        #: Which brokers have named a stream; of each publisher at most as many streams by each
-        #: broker as a correct one may know of.
+    def __init__(self, *, per_publisher: bool) -> None:
+        #: Which brokers have named a stream.
         self._named: dict[Stream, dict[NodeId, None]] = {}
+        #: What each broker has named, the oldest first. For each publisher apart: one that opens
+        #: streams without end at single brokers must not use up what these may name of others. On a
+        #: relayed channel any identity may be a publisher, so there it is for all of them.
+        self._by_broker: dict[tuple[NodeId, NodeId | None], dict[Stream, None]] = {}
+        self._per_publisher = per_publisher
         #: Their votes.
         self.votes = EarlyVotes()
         #: Those that are followed since the last `take`, and which brokers had named them.
@@ -48,35 +52,45 @@ class NewStreams:
         """How much each container fed by peers holds."""
         return {"named": len(self._named), "early": len(self.votes)}
 
-    def name(self, broker: NodeId, data: Stream, enough: int) -> bool:
-        """Note that a broker named a stream; True if it is followed from now on."""
-        named = self._named.setdefault(data, {})
-        named[broker] = None
-        if len(named) < enough:
-            return False
-        self.fresh[data] = self._named.pop(data)
-        return True
+    def name(self, broker: NodeId, data: Stream, enough: int, most: int) -> bool:
+        """Note that a broker named a stream; True if it is followed from now on.
 
-    def limit(self, broker: NodeId, publisher: NodeId | None, most: int) -> None:
-        """Forget the oldest streams of a publisher, or of all, that a broker has named."""
-        mine = [
-            stream
-            for stream, named in self._named.items()
-            if broker in named and publisher in (None, stream.publisher)
-        ]
-        for stale in mine[: max(0, len(mine) - most)]:
-            self.votes.forget(broker, stale)
-            del self._named[stale][broker]
-            if not self._named[stale]:
-                del self._named[stale]
+        Of the streams that it named alone the oldest beyond `most` are forgotten.
+        """
+        named = self._named.setdefault(data, {})
+        if broker in named:
+            return False
+        named[broker] = None
+        mine = self._by_broker.setdefault(self._key(broker, data), {})
+        mine[data] = None
+        if len(named) >= enough:
+            self.fresh[data] = dict(named)
+            for namer in self.fresh[data]:
+                self._unname(namer, data)
+            return True
+        while len(mine) > most:
+            oldest = next(iter(mine))
+            self.votes.forget(broker, oldest)
+            self._unname(broker, oldest)
+        return False
 
     def retain(self, brokers: Collection[NodeId]) -> None:
         """Go on with the members of a new epoch."""
         self.votes.clear()
-        for data, named in list(self._named.items()):
-            self._named[data] = {broker: None for broker in named if broker in brokers}
-            if not self._named[data]:
-                del self._named[data]
+        for broker, stream in [(b, s) for (b, _), mine in self._by_broker.items() for s in mine]:
+            if broker not in brokers:
+                self._unname(broker, stream)
+
+    def _key(self, broker: NodeId, data: Stream) -> tuple[NodeId, NodeId | None]:
+        return broker, data.publisher if self._per_publisher else None
+
+    def _unname(self, broker: NodeId, data: Stream) -> None:
+        key = self._key(broker, data)
+        del self._named[data][broker], self._by_broker[key][data]
+        if not self._named[data]:
+            del self._named[data]
+        if not self._by_broker[key]:
+            del self._by_broker[key]
 
     def take(self, followed: Iterable[Stream]) -> tuple[list[Receive], list[Stream]]:
         """The votes kept of what is `fresh`, and the streams to ask brokers for.

@@ -24,15 +24,17 @@ FRESH_ROUNDS = 3
 class Reports:
     """The last report of each broker."""
 
-    __slots__ = ("_held", "_policy", "_round", "_rounds", "_view")
+    __slots__ = ("_asked", "_held", "_policy", "_round", "_rounds", "_view")
 
     def __init__(self, view: View, policy: Policy) -> None:
         self._view = view
         self._policy = policy
         #: At most MAX_STREAMS_NAMED streams each.
         self._held: dict[NodeId, dict[Stream, Position]] = {}
-        #: How often all brokers were asked, and in which of these rounds each one reported last.
+        #: How many refreshes brokers were asked in, whether in the present one, and in which of
+        #: these rounds each broker reported last.
         self._round = 0
+        self._asked = False
         self._rounds: dict[NodeId, int] = {}
 
     def __len__(self) -> int:
@@ -56,12 +58,18 @@ class Reports:
         about = {stream.publisher for stream in held}
         amended = {stream: p for stream, p in report.items() if stream.publisher not in about}
         amended.update(held)
-        if len(amended) <= MAX_STREAMS_NAMED:
-            self._held[broker] = amended
+        for oldest in list(amended)[: max(0, len(amended) - MAX_STREAMS_NAMED)]:
+            del amended[oldest]
+        self._held[broker] = amended
 
     def ask(self) -> None:
-        """All brokers are about to be asked."""
-        self._round += 1
+        """All brokers are about to be asked; how often between two refreshes does not matter."""
+        self._round += not self._asked
+        self._asked = True
+
+    def refresh(self) -> None:
+        """Note a refresh."""
+        self._asked = False
 
     def _answers(self, broker: NodeId) -> bool:
         """Whether a broker still answers; where brokers may lie, whether it ever did.

@@ -2,13 +2,10 @@
 
 Losses of every kind are repaired by one mechanism: whenever a channel makes no progress, the
 subscriber repeats its subscription with cursors, and brokers replay from there. `fetching` pulls
-bodies that do not come with votes.
+bodies that do not come with votes, `receipts` asks for signatures.
 
 Histories are accepted like publications, on a lane of their own. They settle numbers that votes did
 not decide; those are pulled, and reported to the brokers as missed.
-
-Brokers send signed statements on whole segments by themselves. For a receipt on part of a segment
-they are asked, again with every refresh, until enough have signed.
 """
 
 from __future__ import annotations
@@ -47,6 +44,7 @@ from quorumcast.cell.subscribing.excerpt import ALL_VOTES_MS, Excerpt, SkippedBr
 from quorumcast.cell.subscribing.fetching import Fetcher, PullDue
 from quorumcast.cell.subscribing.interest import Interest
 from quorumcast.cell.subscribing.recalling import RecallDue, Recaller, positioned
+from quorumcast.cell.subscribing.receipts import Receipts
 from quorumcast.cell.subscribing.silence import LOOK_MS
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import (
@@ -59,7 +57,6 @@ from quorumcast.core.ids import (
     total_order,
 )
 from quorumcast.core.machine import (
-    Accuse,
     CancelTimer,
     Connected,
     Disconnected,
@@ -75,17 +72,25 @@ from quorumcast.core.machine import (
     Timer,
     TimerFired,
 )
-from quorumcast.core.quorum import receipt_votes
 from quorumcast.core.statements import SegmentStatement, parse_statement
 from quorumcast.crypto.keyring import Keyring
 from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.view import View
 
 REFRESH_MS = LOOK_MS
+#: Streams whose replays are used up within this time are asked for together: brokers answer few
+#: requests of a subscriber at a time.
+ASK_ON_MS = 10
 
 
 class Refresh(Timer, frozen=True, tag=True):
     """Look whether a channel makes progress."""
+
+    channel: Channel
+
+
+class AskOn(Timer, frozen=True, tag=True):
+    """Ask for more of a channel's streams."""
 
     channel: Channel
 
@@ -100,6 +105,7 @@ class Subscriber:
         "_interests",
         "_joins",
         "_recaller",
+        "_receipts",
         "_refusals",
         "_skipped",
         "_up",
@@ -119,6 +125,7 @@ class Subscriber:
         self._up: dict[NodeId, None] = {}
         self._fetcher = Fetcher(view, self._up)
         self._recaller = Recaller(view, self._up)
+        self._receipts = Receipts(view, self._up, self._fetcher, self._accusations)
         self._refusals = Refusals()
         self._skipped = SkippedBrokers()
 
@@ -163,6 +170,8 @@ class Subscriber:
                 return [Drop(DropReason.UNEXPECTED, event.sender)]
             case TimerFired(timer=Refresh(channel=channel), late_ms=late_ms):
                 return self._on_refresh(channel, late_ms)
+            case TimerFired(timer=AskOn(channel=channel)):
+                return self._on_ask_on(channel)
             case TimerFired(timer=PullDue(stream=stream)):
                 return self._fetcher.on_pull_due(self._interests.get(stream.channel), stream)
             case TimerFired(timer=RecallDue(channel=channel)):
@@ -182,7 +191,7 @@ class Subscriber:
             case Leave(channel=channel):
                 return self._on_leave(channel)
             case Prove(stream=stream):
-                return self._on_prove(self._interests.get(stream.channel), event)
+                return self._receipts.on_prove(self._interests.get(stream.channel), event)
             case Recall(channel=channel):
                 return self._recaller.on_recall(self._interests.get(channel), event)
             case Waive():
@@ -276,6 +285,7 @@ class Subscriber:
         return [
             Send(tuple(self._up), Unsubscribe(channel)),
             CancelTimer(Refresh(channel)),
+            CancelTimer(AskOn(channel)),
             *self._recaller.forget(channel),
         ]
 
@@ -308,9 +318,7 @@ class Subscriber:
     def _ask_all(self, interest: Interest, few: Collection[Stream] = ()) -> list[Effect]:
         """Ask all brokers again, for everything or for a few streams."""
         interest.asked_again(few)
-        asked = [Send((broker,), interest.subscribe_to(broker, few)) for broker in self._up]
-        # Streams end when an epoch takes rights away, and then all cursors are sent anew.
-        return [*interest.take_lost(), *asked]
+        return [Send((broker,), interest.subscribe_to(broker, few)) for broker in self._up]
 
     # --------------------------------------------------------------- votes
 
@@ -436,9 +444,19 @@ class Subscriber:
                 effects = [*map(positioned, effects), *self._ask_span(interest, acceptor)]
         effects += self._fetcher.watch(interest, acceptor)
         effects += self._tell(interest, interest.telling.due(acceptor))
-        if effects and interest.behind(stream):
-            effects += self._ask_all(interest, (stream,))
+        if effects and interest.behind(stream) and not interest.asks_on:
+            interest.asks_on = True
+            effects.append(SetTimer(AskOn(interest.channel), ASK_ON_MS))
         return effects
+
+    def _on_ask_on(self, channel: Channel) -> list[Effect]:
+        """Ask for more of all streams whose replays are used up."""
+        interest = self._interests.get(channel)
+        if interest is None:
+            return []
+        interest.asks_on = False
+        few = [stream for stream in interest.acceptors if interest.behind(stream)]
+        return self._ask_all(interest, few) if few else []
 
     def _tell(self, interest: Interest, reached: tuple[Cursor, ...]) -> list[Effect]:
         """Tell all brokers how far this subscriber is."""
@@ -519,11 +537,7 @@ class Subscriber:
             return [positioned(effect) for effect in effects]
         effects = acceptor.contents(event.sender, message.first, message.digests, event.bodies)
         effects += self._advance(interest, acceptor)
-        archive = interest.archives.get(message.stream)
-        if archive is not None and archive.lacking():
-            archive.complete(message, event.bodies)
-            effects += archive.prove(acceptor, self._receipt_votes(interest))
-        return effects
+        return effects + self._receipts.on_contents(interest, message, event.bodies)
 
     def _on_recall_due(self, channel: Channel) -> list[Effect]:
         interest = self._interests.get(channel)
@@ -544,6 +558,7 @@ class Subscriber:
         effects = [
             e for e in effects if not (isinstance(e, DeliverGap) and e.stream.lane is Lane.HISTORY)
         ]
+        effects += interest.take_lost()
         if not anew or not interest.acceptors or interest.finished:
             return effects
         return effects + (self._follow(interest) if interest.new.fresh else self._ask_all(interest))
@@ -567,71 +582,23 @@ class Subscriber:
                 effects += self._advance(interest, acceptor)
         for gap in interest.give_up_unnamed():
             effects += [gap, *self._advance(interest, interest.acceptors[gap.stream])]
-        if interest.note_progress():
-            effects += self._ask_all(interest)
-        elif stalled := interest.rhythm.stalled():
-            effects += self._ask_all(interest, stalled)
+        few = interest.due()
+        if few is not None:
+            effects += self._ask_all(interest, few)
         effects += self._tell(interest, interest.telling.refresh(interest.acceptors.values()))
-        return effects + self._ask_for_signatures(interest)
+        return effects + self._receipts.refresh(interest)
 
     def _on_refuse(self, broker: NodeId, refuse: Refuse) -> list[Effect]:
         if refuse.listening is False:
             return []  # it is about publishing, by another machine of this node
         return self._refusals.on_refuse(self._view, self._interests, broker, refuse)
 
-    # ------------------------------------------------------------- receipts
-
-    def _on_prove(self, interest: Interest | None, event: Prove) -> list[Effect]:
-        """The application wants a receipt: from statements at hand, or else brokers are asked."""
-        archive = None if interest is None else interest.archives.get(event.stream)
-        if interest is None or archive is None:
-            return []
-        acceptor = interest.acceptors[event.stream]
-        if not archive.want(event.number, event.contents, interest.held):
-            return []
-        proven = archive.prove(acceptor, self._receipt_votes(interest))
-        if proven:
-            return proven
-        asked = Send(tuple(self._up), archive.ask(acceptor, event.number))
-        return [asked, *self._fetcher.pull_cut(archive)]
-
     def _on_checkpoint(self, broker: NodeId, message: Checkpoint) -> list[Effect]:
         statement = parse_statement(message.statement.payload)
         if not isinstance(statement, SegmentStatement):
             return [Drop(DropReason.BAD_RUN, broker)]
         interest = self._interest(statement.stream, broker)
-        archive = None if interest is None else interest.archives.get(statement.stream)
-        if interest is None or archive is None:
-            return [Drop(DropReason.UNKNOWN_STREAM, broker)]
-        effects = [
-            told
-            for effect in archive.file(broker, statement, message.statement)
-            for told in self._handed_on(effect)
-        ]
-        acceptor = interest.acceptors[statement.stream]
-        return effects + archive.prove(acceptor, self._receipt_votes(interest))
-
-    def _handed_on(self, effect: Effect) -> list[Effect]:
-        """An effect of an archive; evidence goes to the brokers as well."""
-        if isinstance(effect, Accuse):
-            return self._accusations.found(effect.evidence)
-        return [effect]
-
-    def _ask_for_signatures(self, interest: Interest) -> list[Effect]:
-        """Ask again for receipts that are still awaited."""
-        effects: list[Effect] = []
-        for archive in interest.archives.values():
-            if not archive.awaits:
-                continue
-            acceptor = interest.acceptors[archive.stream]
-            effects += [
-                Send(tuple(self._up), archive.ask(acceptor, number)) for number in archive.refresh()
-            ]
-            effects += self._fetcher.pull_cut(archive)
-        return effects
-
-    def _receipt_votes(self, interest: Interest) -> int:
-        return receipt_votes(self._view.quorums, interest.entry.policy.protection)
+        return self._receipts.on_statement(interest, broker, statement, message.statement)
 
 
 def _fits(interest: Interest, vote: Vote | Matches) -> bool:

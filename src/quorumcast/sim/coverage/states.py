@@ -59,6 +59,7 @@ MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("cell/subscribing/fetching.py", "subscriber", ALL),
     ("cell/subscribing/interest.py", "subscriber", ALL),
     ("cell/subscribing/archive.py", "subscriber", ALL),
+    ("cell/subscribing/receipts.py", "subscriber", ALL),
     ("cell/subscribing/recalling.py", "subscriber", TOTAL),
     ("cell/subscribing/excerpt.py", "subscriber", TOTAL),
     ("cell/refusals.py", "subscriber", ALL),

@@ -91,6 +91,7 @@ def _of_brokers(
         "journaled": streams * limits.retained_publications,
         "repeating": 2 * streams,
         "subscribers": len(channels) * len(clients),
+        "behind": streams * len(clients),
         "followed": streams * len(clients),
         "allowances": len(channels) * len(clients),
         "held_up": len(channels) * len(clients),

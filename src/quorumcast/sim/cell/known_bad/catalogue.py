@@ -22,7 +22,7 @@ from quorumcast.broadcast.messages import Echo
 from quorumcast.broadcast.sender import FanOutSender
 from quorumcast.cell.accusations import Accusations
 from quorumcast.cell.serving.broker import Broker
-from quorumcast.cell.subscribing import subscriber
+from quorumcast.cell.subscribing import receipts
 from quorumcast.cell.subscribing.archive import Archive
 from quorumcast.cell.subscribing.reports import Reports
 from quorumcast.core.machine import Accuse, Persist, Send
@@ -209,7 +209,7 @@ _FIFO_VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(
         "receipt-votes", "f brokers sign a receipt",
-        [Patch(subscriber, "receipt_votes", lambda quorums, protection: quorums.f)],
+        [Patch(receipts, "receipt_votes", lambda quorums, protection: quorums.f)],
         fifo_plan("brb", acts=[Act(200, "prove", SUB1, ORDERS)]), ("Sound receipts",),
     ),
     Variant(
