@@ -30,7 +30,14 @@ from tests.support.cells import (
 
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.contract import Vouch
-from quorumcast.broadcast.history import FETCH_MS, PATIENCE, WAITING, History, HistoryFetch
+from quorumcast.broadcast.history import (
+    FETCH_MS,
+    PATIENCE,
+    WAITING,
+    WAITING_NAMES,
+    History,
+    HistoryFetch,
+)
 from quorumcast.broadcast.messages import Contents, Echo, Open, Publish, Pull, Ready
 from quorumcast.broadcast.signed_history import REMEMBERED, end_of, history_body, read_history
 from quorumcast.core.ids import NodeId
@@ -284,6 +291,28 @@ def test_history_of_what_is_lacking_is_echoed_when_the_fast_lane_brings_it() -> 
     feed(broker.handle, publish(1, P[1]), told(1, H1))
     assert len(sent(broker.handle(publish(2, P[2]), T0), Echo)) == 1
     assert broker.sizes()["waiting"] == 0
+
+
+def test_history_many_wait_for_a_fast_lane_that_is_late() -> None:
+    """On a chain they overtake publications; a publisher with a small α waited for its timer."""
+    run = bodies(1, 40)
+    cell = Cell(limited("ab+history", alpha=64))
+    broker = history(cell=cell)
+    for index in range(1, 41):
+        broker.handle(told(index, cell.history(index, index, run[index - 1])), T0)
+    assert broker.sizes()["waiting"] == 40
+    assert len(sent(broker.handle(publish(1, *run), T0), Echo)) == 40
+    assert broker.sizes()["waiting"] == 0
+
+
+def test_history_few_long_ones_wait_for_publications() -> None:
+    """A lying publisher sends such as never come."""
+    cell = Cell(limited("ab+history", alpha=4))
+    broker = history(cell=cell)
+    for index in range(1, 41):
+        first = 8 * index - 7
+        broker.handle(told(index, cell.history(index, first, *bodies(first, 8))), T0)
+    assert broker.sizes()["waiting"] == WAITING_NAMES
 
 
 def test_history_that_waits_is_given_up_when_the_fast_lane_contradicts_it() -> None:

@@ -317,6 +317,18 @@ def test_publisher_alpha_doubles_while_histories_repair_nothing() -> None:
     assert seen == [4, 8, 8, 8]
 
 
+def test_publisher_alpha_doubles_though_the_newest_histories_are_always_under_way() -> None:
+    """As on a loaded channel, where α stayed at its lower end for ever."""
+    made = adaptive()
+    submit(made, *bodies(1, 2))
+    seen = []
+    for last in (2, 6, 14):
+        submit(made, *bodies(last + 1, 8))
+        settle(made, last)
+        seen.append(made.alpha(ORDERS))
+    assert seen == [4, 4, 8]
+
+
 def test_publisher_alpha_halves_when_subscribers_missed_something() -> None:
     made = adaptive()
     submit(made, *bodies(1, 2))

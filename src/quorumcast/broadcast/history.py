@@ -64,8 +64,10 @@ from quorumcast.crypto.digest import root
 FETCH_MS = 40
 #: Fetches in a row that are put off as long as the fast path moves.
 PATIENCE = 8
-#: Histories that may wait for publications at a time.
-WAITING = 4
+#: Histories that may wait for publications at a time, and how often 2α numbers they may name
+#: together. On a chain histories, which come straight from the publisher, overtake publications.
+WAITING = 128
+WAITING_NAMES = 4
 #: Bytes that a history may take besides its digests: names, numbers and the signature.
 OVERHEAD = 1024
 
@@ -373,7 +375,7 @@ class History(Carrier):
                 Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, statement.first),
             ]
         if self._lacks(statement):
-            if len(self._waiting) < WAITING:
+            if self._may_wait(statement):
                 self._waiting[statement.index] = (event, statement)
             return []
         return self._through_bracha(event, now)
@@ -413,16 +415,21 @@ class History(Carrier):
     def _lacks(self, statement: HistoryStatement) -> bool:
         return statement.first < self.ledger.base or end_of(statement) >= self.ledger.next
 
+    def _may_wait(self, statement: HistoryStatement) -> bool:
+        waiting = [len(known.digests) for _, known in self._waiting.values()]
+        most = WAITING_NAMES * 2 * self._policy.alpha_ceiling * DIGEST_SIZE
+        return len(waiting) < WAITING and sum(waiting) + len(statement.digests) <= most
+
     def _retry_waiting(self, now: Millis) -> list[Effect]:
+        """Go on with the histories whose publications have come, in their order."""
         effects: list[Effect] = []
         for index in sorted(self._waiting):
             event, statement = self._waiting[index]
-            if index <= self._bracha.settled:
-                del self._waiting[index]
-            elif not self._lacks(statement):
-                del self._waiting[index]
-                if not self._contradicts(statement):
-                    effects += self._through_bracha(event, now)
+            if index > self._bracha.settled and self._lacks(statement):
+                break  # those after it name later numbers
+            del self._waiting[index]
+            if index > self._bracha.settled and not self._contradicts(statement):
+                effects += self._through_bracha(event, now)
         return effects
 
     def _through_bracha(self, event: Receive | TimerFired, now: Millis) -> list[Effect]:

@@ -282,7 +282,7 @@ class PublishedStream:
         if missed > self._missed:
             self._missed = missed
             self.alpha = max(self._policy.alpha, self.alpha // 2)
-        elif self.data.settled >= self.covered > self._judged:
+        elif self.data.settled > self._judged:
             self._judged = self.covered
             self.alpha = min(self._policy.alpha_ceiling, self.alpha * 2)
 
