@@ -302,6 +302,23 @@ def test_receipt_of_some_rows_proves_the_whole_publication(policy: str) -> None:
     assert proven.receipt.contents == expected
 
 
+@pytest.mark.parametrize("where", [(), ("price < 7",)])
+def test_receipt_of_what_was_accepted_before_the_predicates_changed(where: tuple[str, ...]) -> None:
+    """The number is known to the earlier acceptor alone, so what is around it is not."""
+    rows = Rows("ab")
+    rows.join(BOB, *CHEAP)
+    rows.publish((5, 20, 30))
+    (told,) = rows.of(BOB, Deliver)
+    assert isinstance(told, Deliver)
+    rows.network.happen(BOB, Select(ORDERS, where))
+    rows.network.run(20)
+    rows.network.happen(BOB, Prove(*told.provable))
+    rows.network.run(4 * REFRESH_MS)
+    (proven,) = rows.of(BOB, Proven)
+    assert isinstance(proven, Proven)
+    assert proven.receipt.contents == rows_body((5, 20, 30))
+
+
 def test_range_of_a_total_order_is_read_with_a_predicate() -> None:
     rows = Rows("total")
     rows.publish(*TRAFFIC, for_ms=500)

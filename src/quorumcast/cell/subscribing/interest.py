@@ -210,14 +210,14 @@ class Interest:
             few=bool(few),
         )
 
-    @property
-    def held(self) -> HeldForm:
-        """What brokers hold, compared with what is accepted here."""
-        if self.filter is None:
+    def held(self, stream: Stream, number: int) -> HeldForm:
+        """What brokers hold of a number, compared with what was accepted here."""
+        for_others = number < self.acceptors[stream].start  # for the predicates before these
+        if self.filter is None and not for_others:
             return HeldForm.RUN
         if not self.entry.carried:
             return HeldForm.PUBLICATION
-        return HeldForm.WIDER_RESULT if self.where else HeldForm.RESULT
+        return HeldForm.WIDER_RESULT if self.where or for_others else HeldForm.RESULT
 
     def select(self, where: tuple[str, ...]) -> None:
         """Want other rows of all publications that are not accepted yet."""

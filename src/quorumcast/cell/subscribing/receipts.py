@@ -40,7 +40,8 @@ class Receipts:
         archive = None if interest is None else interest.archives.get(event.stream)
         if interest is None or archive is None:
             return []
-        if not archive.want(event.number, event.contents, interest.held):
+        form = interest.held(event.stream, event.number)
+        if not archive.want(event.number, event.contents, form):
             return []
         proven = self._prove(interest, archive)
         if proven:

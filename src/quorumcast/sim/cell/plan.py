@@ -23,6 +23,8 @@ class CellPlan(Plan, frozen=True, kw_only=True):
     #: Number of publications per publisher and channel in the liveness phase; with 0, subscribers
     #: do not ask for receipts either.
     finale: int = 3
+    #: A publisher that goes on publishing until all promises hold, while all others are quiet.
+    restless: NodeId = NodeId("")
     #: Whether brokers may lose more than the rest of the cell can replace.
     gaps_allowed: bool = False
     #: Number of brokers that may be added during the run.

@@ -68,6 +68,11 @@ def is_honest(plan: CellPlan) -> bool:
     return calm and all(act.what in HARMLESS for act in plan.acts)
 
 
+#: Time between two publications of a restless publisher: less than between two looks of a
+#: subscriber whether a channel moves.
+RESTLESS_MS = 200
+
+
 class CellRun(Run[CellPlan, CellWorld]):
     """The execution of one plan for a cell."""
 
@@ -179,7 +184,7 @@ class CellRun(Run[CellPlan, CellWorld]):
         if not plan.finale:
             return
         for delay_ms in (0, 150, 300):
-            for publisher in plan.publishers:
+            for publisher in [plan.restless] if plan.restless else plan.publishers:
                 for channel in plan.channels:
                     if may_publish(self.world.cell.manifest, publisher, channel.name):
                         act = Act(0, "submit", publisher, channel.name, plan.finale)
@@ -188,6 +193,27 @@ class CellRun(Run[CellPlan, CellWorld]):
             for channel in plan.channels:
                 act = Act(0, "prove", subscriber, channel.name)
                 self.schedule(400, act)
+
+    def await_promises(self, promises: Sequence[Promise[Any]]) -> None:
+        """Await them while one publisher goes on and others are quiet, and then in silence.
+
+        What was lost must come although something always moves.
+        """
+        if self.plan.restless:
+            self.world.facts.restless = self.plan.restless
+            self._go_on()
+            super().await_promises(promises)
+            self.world.facts.restless = NodeId("")
+        super().await_promises(promises)
+
+    def _go_on(self) -> None:
+        publisher = self.world.facts.restless
+        if not publisher:
+            return
+        for channel in self.plan.channels:
+            if may_publish(self.world.cell.manifest, publisher, channel.name):
+                self.act(Act(0, "submit", publisher, channel.name, 1))
+        self.world.scheduler.after(RESTLESS_MS, self._go_on)
 
     # ------------------------------------------------------------- acts
 

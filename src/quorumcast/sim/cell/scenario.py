@@ -133,6 +133,7 @@ def _plan(draft: Draft, weather: Weather) -> CellPlan:
         sync_ms=rng.choice((0, 2, 5, 20)),
         coalesce_ms=rng.choice((0, 0, 1, 3)),
         finale=rng.choice((1, 3)),
+        restless=_draw_restless(draft, weather),
         adversary=draft.adversary,
         gaps_allowed=draft.gaps_allowed,
         newcomers=draft.newcomers,
@@ -141,6 +142,17 @@ def _plan(draft: Draft, weather: Weather) -> CellPlan:
         documents=True,
         max_steps=4 * MAX_STEPS,
     )
+
+
+def _draw_restless(draft: Draft, weather: Weather) -> NodeId:
+    """In one run of four a correct publisher, if others have streams of their own to be lost."""
+    rng = random.Random(f"restless {draft.seed}")
+    stopped = [act.node for act in draft.acts if act.what == "stop"]
+    able = [one for one in draft.publishers if one not in (*draft.corrupted, *stopped)]
+    one_stream = draft.policy.total or len(draft.publishers) < 2
+    if rng.randrange(4) or one_stream or weather.links or not able:
+        return NodeId("")
+    return rng.choice(able)
 
 
 def _draw_weather(draft: Draft) -> Weather:

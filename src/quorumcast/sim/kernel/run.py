@@ -109,7 +109,7 @@ class Run(Generic[Planned, Place]):
         self._calm_down()
         promises = self.promises()
         self.finale()
-        self._await_promises(promises)
+        self.await_promises(promises)
         for checker in self.world.checkers:
             checker.at_end(self.world.facts)
 
@@ -156,7 +156,8 @@ class Run(Generic[Planned, Place]):
                 adversary.restart(name)
         self.world.facts.calm = True
 
-    def _await_promises(self, promises: Sequence[Promise[Any]]) -> None:
+    def await_promises(self, promises: Sequence[Promise[Any]]) -> None:
+        """Let time pass until all promises hold; one that does not in time is a violation."""
         scheduler, facts = self.world.scheduler, self.world.facts
         latest = scheduler.now + MAX_WAITS * self.plan.patience_ms
         deadline, progress = scheduler.now + self.plan.patience_ms, 0

@@ -132,6 +132,8 @@ class CellFacts(kernel.Facts):
         self.restarting: tuple[NodeId, ...] = ()
         #: Number of disks that each broker has lost without being faulty.
         self.lost_disks: dict[NodeId, int] = {}
+        #: A publisher that goes on while promises are awaited.
+        self.restless = NodeId("")
         #: Whether the plan lets brokers lose more than the rest of the cell can replace.
         self.gaps_allowed = False
         #: Brokers that will be faulty once f is larger, and are honest until then.

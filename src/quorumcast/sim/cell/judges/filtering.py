@@ -15,6 +15,7 @@ from quorumcast.core.labels import label
 from quorumcast.core.machine import Send
 from quorumcast.manifest.manifest import ChannelEntry
 from quorumcast.matching.cut import decode_cut
+from quorumcast.sim.cell.judges.due import demanded
 from quorumcast.sim.cell.judges.facts import CellFacts, may_publish, may_subscribe
 from quorumcast.sim.cell.judges.readers import Reader
 from quorumcast.sim.cell.judges.twin import RowResult, within
@@ -222,5 +223,5 @@ class Coverage:
             _, when = published[-1]
             newer = reader.standing_at is not None and when > reader.standing_at
             if newer and may_publish(facts.manifest_of(publisher), publisher, stream.channel):
-                due[stream] = len(published)
+                due[stream] = demanded(facts, stream)
         return due

@@ -9,54 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from quorumcast.core.ids import NodeId, Stream, holder
+from quorumcast.core.ids import NodeId, holder
 from quorumcast.core.statements import EvidenceKind
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Footprint
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.judges.blame import Lies
 from quorumcast.sim.cell.judges.checkers import flaw_of
-from quorumcast.sim.cell.judges.facts import CellFacts, may_publish, may_subscribe
+from quorumcast.sim.cell.judges.due import correct_streams, demanded, first_due
+from quorumcast.sim.cell.judges.facts import CellFacts, may_subscribe
 from quorumcast.sim.cell.judges.filtering import Coverage
 from quorumcast.sim.cell.judges.order import Durability
-from quorumcast.sim.cell.judges.readers import Reader
 from quorumcast.sim.kernel.judging import Promise
 from quorumcast.sim.kernel.node import SimulatedNode
-
-
-def _first_due(facts: CellFacts, reader: Reader, stream: Stream) -> int | None:
-    """The first number of a stream that this reader must accept if any reader does.
-
-    A lying publisher's numbers may have been accepted before its application submitted them.
-    """
-    first = reader.first(stream)
-    if reader.standing_at is None:
-        return first
-    for number, (_, when) in enumerate(facts.published.get(stream, ()), 1):
-        if when > reader.standing_at and number > reader.before.get(stream, 0):
-            return number if first is None else min(first, number)
-    return first
-
-
-def _correct_streams(facts: CellFacts) -> list[tuple[Stream, int]]:
-    """Streams of correct publishers, each with the last number that is due to subscribers.
-
-    A crashed publisher no longer retransmits. Of its stream the acknowledged part is due, as far as
-    brokers forward it without the publisher (`CellFacts.kept`). Nothing is due if too many brokers
-    restarted since, because then no broker may know of the stream.
-    """
-    found: list[tuple[Stream, int]] = []
-    for stream, published in facts.published.items():
-        if not facts.adversary.is_correct(stream.publisher):
-            continue
-        publisher = stream.publisher
-        if not may_publish(facts.manifest_of(publisher), publisher, stream.channel):
-            continue
-        if stream not in facts.ended:
-            found.append((stream, len(published)))
-        elif facts.lost_at < 0 and not facts.gaps_allowed:
-            found.append((stream, min(facts.acknowledged.get(stream, 0), facts.kept(stream))))
-    return found
 
 
 class Validity:
@@ -68,14 +33,14 @@ class Validity:
     name = "Validity"
 
     def pending(self, facts: CellFacts) -> str | None:
-        for stream, count in _correct_streams(facts):
+        for stream, count in correct_streams(facts):
             for reader in facts.present():
                 if reader.channel != stream.channel:
                     continue
                 manifest = facts.manifest_of(reader.node)
                 if not may_subscribe(manifest, reader.node, reader.channel):
                     continue
-                due = _first_due(facts, reader, stream)
+                due = first_due(facts, reader, stream)
                 missing = [] if due is None else facts.missing(reader, stream, due, count)
                 if missing:
                     return f"{reader} has not accepted {stream} {missing[0]}"
@@ -101,7 +66,7 @@ class RetainedPast:
                     continue
                 if not facts.adversary.is_correct(stream.publisher):
                     continue
-                safe = facts.acknowledged.get(stream, 0)
+                safe = min(facts.acknowledged.get(stream, 0), demanded(facts, stream))
                 if stream in facts.ended:
                     safe = min(safe, facts.kept(stream))
                 for number in facts.missing(reader, stream, 1, safe):
@@ -184,7 +149,7 @@ class AllAcknowledged:
     name = "Acknowledged"
 
     def pending(self, facts: CellFacts) -> str | None:
-        for stream, count in _correct_streams(facts):
+        for stream, count in correct_streams(facts):
             told = facts.acknowledged.get(stream, 0)
             if told < count:
                 return f"{stream.publisher} was told that {told} of {count} are safe on {stream}"
@@ -204,15 +169,16 @@ class Totality:
 
     def pending(self, facts: CellFacts) -> str | None:
         present = facts.present()
-        for stream, upto in facts.reached.items():
+        for stream, reached in facts.reached.items():
+            upto = reached
+            if stream.publisher == facts.restless:
+                upto = min(reached, demanded(facts, stream))
             if facts.adversary.faulty.get(stream.publisher) == "publisher-flood":
                 # A publisher with more streams than brokers keep displaces its own streams.
                 continue
             accepted = dict.fromkeys(n for r in facts.readers for n in r.numbers.get(stream, ()))
             for reader in present:
-                due = (
-                    _first_due(facts, reader, stream) if reader.channel == stream.channel else None
-                )
+                due = first_due(facts, reader, stream) if reader.channel == stream.channel else None
                 if due is None:
                     continue
                 lacking = [
