@@ -85,7 +85,7 @@ class Instance:
         self.waited = False
 
 
-class Delivered(msgspec.Struct, frozen=True):
+class Delivered(msgspec.Struct):
     """A run that was delivered lately, and who has said what of it."""
 
     value: bytes

@@ -70,7 +70,7 @@ class Shelf:
     def correct(self, number: int, digest: Digest, body: bytes) -> None:
         """Hold something else at a number that is held."""
         at = (number - self.start) * DIGEST_SIZE
-        self._digests[at : at + DIGEST_SIZE] = digest
+        self._digests[at : at + DIGEST_SIZE] = _joined((digest,), 1)
         self._bodies[self._place(number)] = body
 
     def drop(self, count: int) -> None:

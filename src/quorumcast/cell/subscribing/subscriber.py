@@ -399,10 +399,8 @@ class Subscriber:
             return [Drop(DropReason.UNKNOWN_STREAM, event.sender)]
         if _fits(interest, vote):
             interest.new.votes.keep(event)
-        # A list, not a generator: each broker is to be counted.
-        if any([interest.name(author, vote.stream) for author in authors]):  # noqa: C419
-            return self._follow(interest)
-        return []
+        is_followed = [interest.name(author, vote.stream) for author in authors]
+        return self._follow(interest) if any(is_followed) else []
 
     def _follow(self, interest: Interest) -> list[Effect]:
         """Count the votes with which new streams began, and ask for what they leave out."""
