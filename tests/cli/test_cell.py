@@ -160,9 +160,10 @@ def test_one_interrupt_ends_a_publisher_that_waits_for_a_terminal(cell: Path) ->
     assert (publisher.returncode, errors) == (130, "")
 
 
-def test_second_up_says_that_the_cell_runs(cell: Path) -> None:
+@pytest.mark.parametrize("words", [["up"], ["init", "--force"]])
+def test_cell_that_runs_is_neither_started_nor_replaced(cell: Path, words: list[str]) -> None:
     done = subprocess.run(
-        [*QUORUMCAST, "up", str(cell)],
+        [*QUORUMCAST, *words, str(cell)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

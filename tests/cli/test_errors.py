@@ -18,6 +18,7 @@ from quorumcast.cli.common import default_status_url
 from quorumcast.cli.main import command_tree, main
 from quorumcast.core.ids import NodeId
 from quorumcast.manifest.manifest import BrokerEntry
+from quorumcast.runtime.broker.epochs import KeptEpoch, save_epoch
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -112,6 +113,35 @@ def test_init_existing_cell_needs_force(capsys: pytest.CaptureFixture[str], tmp_
     assert main(["init", str(tmp_path), "--force", "--digest", "sha256", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["brokers"]["broker-1"] == "127.0.0.1:7100"
     assert (tmp_path / "alice.identity").read_text() != before
+
+
+def test_init_force_keeps_the_old_cell_with_all_that_its_brokers_left(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cell = tmp_path / "cell"
+    init = ["init", str(cell), "--force", "--digest", "sha256"]
+    assert main(init) == 0
+    assert capsys.readouterr().err == ""
+    kept = [cell / name / "file" for name in ("data", "epochs", "evidence", "logs")]
+    for path in kept:
+        path.parent.mkdir()
+        path.write_text("old")
+    assert main(init) == 0
+    old = cell / "replaced-1"
+    assert capsys.readouterr().err == f"the cell that was there is now in {old}\n"
+    assert [path for path in cell.iterdir() if path.is_dir()] == [old]
+    assert all((old / path.relative_to(cell)).read_text() == "old" for path in kept)
+    assert answer(capsys, "epoch", "show", "-m", old)["cell"] == "cell"
+    assert (cell / ".gitignore").exists()
+
+
+def test_broker_does_not_start_with_what_it_kept_in_another_cell(
+    capsys: pytest.CaptureFixture[str], cell: Path, other_cell: Path, tmp_path: Path
+) -> None:
+    kept = KeptEpoch((other_cell / "manifest.json").read_bytes())
+    save_epoch(tmp_path / "data" / "broker-1.epoch", kept)
+    line = sentence(capsys, "broker", "-m", cell, "-i", "broker-1", "--data", tmp_path / "data")
+    assert "data holds what broker-1 kept in a cell of another operator; move it away" in line
 
 
 @pytest.mark.parametrize("command", [["up"], ["status", "-m"], ["publish", "c", "x", "-m"]])

@@ -9,6 +9,7 @@ DIR/.gitignore          keeps all of it out of a repository
 from __future__ import annotations
 
 import shlex
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +36,13 @@ CHANNEL = "NAME[:POLICY[:ALPHA[:PUBLISHERS[:SUBSCRIBERS]]]]"
 DEFAULT_CHANNEL = "events:ab+history"
 #: In place of names: nobody has the right. No node can have this name.
 NOBODY = "-"
+#: What a cell has in its directory, and its brokers make there.
+_OF_A_CELL = (
+    *(MANIFEST, f"*{IDENTITY}", f"*{IDENTITY}.next", "*.epoch-*.old"),
+    *("data", "epochs", "evidence", "logs", PARENTS),
+)
+#: Beginning of the names of directories in which `init --force` keeps the cells before.
+_REPLACED = "replaced-"
 
 
 def init(
@@ -72,7 +80,9 @@ def init(
         ),
     ] = False,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt all links.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a cell that is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a cell that is there, and move it aside.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Create a cell: identities, the operator's key and a signed manifest.
@@ -165,16 +175,15 @@ def write_cell(
     """Write the files of a new cell; the first identity is its operator's."""
     from quorumcast.manifest.files import sign_manifest, write_identity, write_manifest
 
-    old = [path for path in (directory / MANIFEST, *directory.glob(f"*{IDENTITY}"))
-           if path.exists()]  # fmt: skip
-    if old and not force:
+    there = (directory / MANIFEST).exists() or any(directory.glob(f"*{IDENTITY}"))
+    if there and not force:
         raise UsageError(
             f"{directory} already has a cell; choose another directory, or replace it and all its "
             "keys with --force"
         )
     try:
-        for path in old:
-            path.unlink()
+        if there:
+            _move_aside(directory)
         directory.mkdir(parents=True, exist_ok=True)
         _hide_from_git(directory)
     except OSError as error:
@@ -186,12 +195,35 @@ def write_cell(
     write_manifest(directory / MANIFEST, sign_manifest(manifest, identities[0]))
 
 
+def _move_aside(directory: Path) -> None:
+    """Move a stopped cell and what its brokers kept to a directory of its own in this one.
+
+    Brokers of the new cell could not use it, and only its own manifests verify its evidence.
+    """
+    from quorumcast.cli.cell.running import refuse_running
+    from quorumcast.manifest.files import read_manifest
+
+    try:
+        old = read_manifest(directory / MANIFEST)
+    except UsageError:
+        pass  # no broker can run with it
+    else:
+        refuse_running(directory, old.cell, old.brokers)
+    aside = next(p for i in count(1) if not (p := directory / f"{_REPLACED}{i}").exists())
+    aside.mkdir()
+    for path in [path for pattern in _OF_A_CELL for path in directory.glob(pattern)]:
+        path.rename(aside / path.name)
+    console(stderr=True).print(
+        f"the cell that was there is now in {aside}", markup=False, soft_wrap=True
+    )
+
+
 def _hide_from_git(directory: Path) -> None:
     """Write a .gitignore for the keys; for everything, if the directory has no other files."""
     ignore = directory / ".gitignore"
     if not ignore.exists():
-        ours = {"logs", "data", "evidence", "epochs", PARENTS}
-        alone = all(path.name in ours or path.suffix == ".old" for path in directory.iterdir())
+        ours = (*_OF_A_CELL, f"{_REPLACED}*")
+        alone = all(any(map(path.match, ours)) for path in directory.iterdir())
         ignore.write_text("*\n" if alone else f"*{IDENTITY}\n*.old\n")
 
 

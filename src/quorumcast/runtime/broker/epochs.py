@@ -114,7 +114,13 @@ def load_epoch(path: Path, operator: bytes) -> tuple[KeptEpoch, Manifest] | None
             f"{path} does not say which epoch this broker took last; remove it if the broker has "
             "lost its disk and is to start as a new one"
         ) from None
-    return kept, parse_manifest(kept.manifest, source=str(path), operator=operator)
+    manifest = parse_manifest(kept.manifest, source=str(path))
+    if manifest.operator != operator:
+        raise UsageError(
+            f"{path.parent} holds what {path.stem} kept in a cell of another operator; move it "
+            "away, or name another directory with --data"
+        )
+    return kept, manifest
 
 
 def kept_path(data: Path | None, name: str) -> Path | None:
