@@ -458,6 +458,24 @@ def test_verdict_on_a_well_cell_and_on_one_with_many_problems(manifest: Manifest
     assert says["broker-3"] == "its status page is that of broker-3 of cell other"
 
 
+def test_broker_that_lies_counts_among_those_that_may_fail(manifest: Manifest) -> None:
+    answers = rows(manifest)
+    says = "4 of 4 brokers answer, broker-2 is faulty; no other may fail"
+    for changes in ({"faults": ["alter"]}, {"accusations": {"broker-2": 1}}):
+        answers["broker-2"] = rows(manifest)["broker-2"] | changes
+        findings = check_brokers(manifest, Path(), dict.fromkeys(answers, ""), answers)
+        assert (findings[-1].about, findings[-1].says) == ("quorum", says)
+
+
+def test_advice_about_a_liar_names_the_command_that_excludes_it(manifest: Manifest) -> None:
+    answers = rows(manifest)
+    answers["broker-1"]["accusations"] = {"broker-2": 1, "alice#2": 1}
+    findings = check_brokers(manifest, Path(), dict.fromkeys(answers, ""), answers)
+    advice = {finding.about: finding.do for finding in findings}
+    assert "exclude broker-2 with 'quorumcast members replace broker-2 NAME" in advice["broker-2"]
+    assert "exclude alice with 'quorumcast epoch remove-client alice'" in advice["alice#2"]
+
+
 def test_status_tells_what_the_busiest_broker_does_for_predicates() -> None:
     def work(looked_at: int, predicates: int = 3) -> dict[str, dict[str, dict[str, int]]]:
         counts = {"predicates": predicates, "subscribers": 2, "rows_looked_at": looked_at}

@@ -266,15 +266,28 @@ def _liars(manifest: Manifest, rows: Rows) -> Iterator[Finding]:
             holders.setdefault(accused, []).append(name)
     for accused, who in sorted(holders.items()):
         says = f"it is proven to have lied; {', '.join(who)} {_verb(who)} the evidence"
-        advice = (
-            "check the files in the evidence directory with 'quorumcast verify', then remove it"
-        )
-        yield Finding(accused, "warning", says, advice)
+        yield Finding(accused, "warning", says, _exclusion(manifest, accused))
+
+
+def _exclusion(manifest: Manifest, accused: str) -> str:
+    node = holder(accused)
+    command = f"members replace {node} NAME --host HOST --port PORT"
+    if manifest.broker(node) is None:
+        command = f"epoch remove-client {node}"
+    return (
+        "check the files in the evidence directory with 'quorumcast verify', then exclude "
+        f"{node} with 'quorumcast {command}'"
+    )
+
+
+def _faulty(rows: Rows) -> list[str]:
+    """Brokers that answer and misbehave on request, or are proven to have lied."""
+    proven = {accused for row in rows.values() for accused in row["accusations"]}
+    return [name for name, row in rows.items() if row["faults"] or name in proven]
 
 
 def _too_many_faulty(manifest: Manifest, rows: Rows) -> Iterator[Finding]:
-    proven = {accused for row in rows.values() for accused in row["accusations"]}
-    faulty = [name for name, row in rows.items() if row["faults"] or name in proven]
+    faulty = _faulty(rows)
     if len(faulty) > manifest.f:
         says = (
             f"{', '.join(faulty)} are faulty, and f is {manifest.f}: the cell promises nothing any "
@@ -395,6 +408,8 @@ def _quorum(manifest: Manifest, troubles: dict[str, str], rows: Rows, directory:
             f"{len(answer)} of {n} brokers answer, and {needed} are needed",
             f"start the others, with '{command}' or 'quorumcast broker'",
         )
-    spare = len(answer) - needed
-    more = f"{spare} more may fail" if spare else "no other may fail"
-    return Finding("quorum", "ok", f"{len(answer)} of {n} brokers answer; {more}")
+    faulty = _faulty(rows)
+    spare = len(answer) - needed - len(faulty)
+    known = f", {', '.join(faulty)} {'are' if len(faulty) > 1 else 'is'} faulty" if faulty else ""
+    more = f"{spare} more may fail" if spare > 0 else "no other may fail"
+    return Finding("quorum", "ok", f"{len(answer)} of {n} brokers answer{known}; {more}")
