@@ -476,6 +476,16 @@ def test_advice_about_a_liar_names_the_command_that_excludes_it(manifest: Manife
     assert "exclude alice with 'quorumcast epoch remove-client alice'" in advice["alice#2"]
 
 
+def test_cell_whose_ports_another_one_has_is_told_once(manifest: Manifest) -> None:
+    answers = {name: row | {"cell": "other"} for name, row in rows(manifest).items()}
+    refused = dict.fromkeys(answers, "it belongs to 'other', which is not the system")
+    (finding,) = check_brokers(manifest, Path(), refused, answers)
+    assert finding.level == "error"
+    assert finding.says == "cell 'other' runs on the ports of cell 'cell'"
+    well = check_brokers(manifest, Path(), dict.fromkeys(answers, ""), answers)
+    assert "the status page is that of" in well[0].says  # its own pages are elsewhere
+
+
 def test_status_tells_what_the_busiest_broker_does_for_predicates() -> None:
     def work(looked_at: int, predicates: int = 3) -> dict[str, dict[str, dict[str, int]]]:
         counts = {"predicates": predicates, "subscribers": 2, "rows_looked_at": looked_at}

@@ -216,7 +216,11 @@ def test_ports_that_another_cell_uses(
     monkeypatch.setattr("quorumcast.cli.common.ask", lambda url, **_: page)
     monkeypatch.setattr("quorumcast.cli.cell.operations.ask", lambda url, **_: page)
     verdict = answer(capsys, "status", "-m", cell, code=1)["verdict"]
-    assert "no broker is up" in verdict["says"]
+    taken = "cell 'other' runs on the ports of cell 'cell'"
+    assert verdict["says"] == f"cell cell is not well: {taken}"
+    (finding,) = verdict["problems"]
+    assert finding["do"] == "stop it, or make 'cell' anew on other ports, with --base-port"
+    assert taken in sentence(capsys, "up", cell)
     line = sentence(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
     assert "is the page of broker-1 of cell 'other'; say where that of broker-1 is" in line
 

@@ -68,6 +68,6 @@ def test_up_says_it_before_it_starts_a_broker(
     def refuse(*arguments: object) -> None:
         raise UsageError("not now")
 
-    monkeypatch.setattr(running, "refuse_running", refuse)
+    monkeypatch.setattr(running, "refuse_taken", refuse)
     assert main(["up", str(his)]) == 2
     assert f"warning: {WARNING}" in capsys.readouterr().err

@@ -243,7 +243,7 @@ def test_root_made_anew_below_the_old_children_is_warned_of(
     shutil.rmtree(idle / "root")
     assert main(["init", str(idle / "root")]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("quorumcast.cli.tree.commands.refuse_running", _stop)
+    monkeypatch.setattr("quorumcast.cli.tree.commands.refuse_taken", _stop)
     code = main(["tree", command, str(idle)])
     assert code == (2 if command == "up" else 0)
     told = f"warning: the parent 'root' of 'cell-1' has another operator than {idle / 'root'}"
@@ -257,7 +257,7 @@ def test_channel_that_the_root_deleted_does_not_keep_the_tree_from_being_run_and
     assert main(["channel", "create", "more:ab", "-m", str(idle / "root")]) == 0
     assert main(["channel", "delete", "events", "--yes", "-m", str(idle / "root")]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("quorumcast.cli.tree.commands.refuse_running", _stop)
+    monkeypatch.setattr("quorumcast.cli.tree.commands.refuse_taken", _stop)
     code = main(["tree", command, str(idle)])
     printed = capsys.readouterr()
     assert "'events', which cell 'root' does not have; it has more; nothing" in printed.err

@@ -695,10 +695,10 @@ def test_renew_open_links_are_greeted_anew() -> None:
         (
             None,
             None,
-            "uses that port; stop it, or choose other ports with 'quorumcast init",
+            r"uses that port; stop it, or choose other ports with 'quorumcast init --base-port'$",
         ),
-        ("203.0.113.7", None, "does not have that address"),
-        ("no-such-host.invalid", None, "check its address"),
+        ("203.0.113.7", None, "run the node on the machine that is named in the "),
+        ("no-such-host.invalid", None, "check its address in the "),
     ],
 )
 def test_listen_address_that_cannot_be_had_is_one_sentence(

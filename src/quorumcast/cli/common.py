@@ -199,8 +199,20 @@ def ask_cell(manifest: Manifest, urls: dict[str, str]) -> Rows:
     rows = ask_all(urls)
     for name, row in rows.items():
         if row["up"] and not is_broker(row, name, manifest.cell):
-            rows[name] = {"up": False, "state": f"{row['node']} of cell {row['cell']}"}
+            state = f"{row['node']} of cell {row['cell']}"
+            rows[name] = {"up": False, "state": state, "cell": row["cell"]}
     return rows
+
+
+def ports_taken(cell: str, rows: Rows) -> tuple[str, str] | None:
+    """What is wrong, and what to do, if another cell alone answers at the pages of this one."""
+    others = {str(row["cell"]) for row in rows.values() if "cell" in row}
+    if not others or cell in others:
+        return None
+    return (
+        f"cell {min(others)!r} runs on the ports of cell {cell!r}",
+        f"stop it, or make {cell!r} anew on other ports, with --base-port",
+    )
 
 
 def is_broker(row: dict[str, Any], name: str, cell: str) -> bool:

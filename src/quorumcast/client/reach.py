@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
@@ -79,16 +79,24 @@ class ConnectedBrokers:
         )
 
     def _unreachable(self, manifest: Manifest, troubles: dict[NodeId, Trouble], needed: int) -> str:
-        missing = [
-            f"{broker}: {troubles.get(broker, Trouble()).sentence}"
-            for broker in manifest.broker_ids
-            if broker not in self.up
-        ]
+        reached = f"{len(self.up)} of {len(manifest.brokers)} brokers can be reached"
+        why = "; ".join(self._reasons(manifest, troubles))
+        if too_many_refuse(manifest, troubles):  # they say what helps
+            return f"only {reached} and {needed} are needed; {why}"
         return (
-            f"only {len(self.up)} of {len(manifest.brokers)} brokers can be reached and "
-            f"{needed} are needed ({'; '.join(missing)}); start them (on this machine with "
+            f"only {reached} and {needed} are needed ({why}); start them (on this machine with "
             "'quorumcast up' or 'quorumcast tree up'), or check the addresses in the manifest"
         )
+
+    def _reasons(self, manifest: Manifest, troubles: dict[NodeId, Trouble]) -> Iterator[str]:
+        """Why brokers are missing; those that refuse for the same reason share a sentence."""
+        missing: dict[str, list[NodeId]] = {}
+        for broker in manifest.broker_ids:
+            if broker not in self.up:
+                sentence = troubles.get(broker, Trouble()).sentence
+                missing.setdefault(sentence.removeprefix(f"{broker} refused: "), []).append(broker)
+        for sentence, brokers in missing.items():
+            yield f"{', '.join(brokers)}: {sentence}"
 
 
 class ReachReporter:

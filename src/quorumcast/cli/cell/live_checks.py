@@ -14,7 +14,7 @@ import msgspec
 
 from quorumcast.cli.cell.checks import Finding, Level
 from quorumcast.cli.cell.levels import starting_command
-from quorumcast.cli.common import MANIFEST, Rows, is_broker
+from quorumcast.cli.common import MANIFEST, Rows, is_broker, ports_taken
 from quorumcast.core.ids import holder
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def judge_cell(manifest: Manifest, directory: Path, rows: Rows) -> Verdict:
     troubles = {name: "" if row["up"] else _not_up(row) for name, row in rows.items()}
     findings = check_brokers(manifest, directory, troubles, rows)
     quorum = findings.pop()
-    if not any(row["up"] for row in rows.values()):
+    if not any(row["up"] for row in rows.values()) and not ports_taken(manifest.cell, rows):
         says = f"no broker is up; start it with '{starting_command(manifest, directory)}'"
         findings, quorum = [], Finding("quorum", "error", says)
     errors = [f for f in (quorum, *findings) if f.level == "error"]
@@ -78,6 +78,9 @@ def check_brokers(
 
     `before` is the status of a few seconds ago, to find brokers that make no progress.
     """
+    taken = ports_taken(manifest.cell, rows)
+    if taken is not None and all(troubles.values()):
+        return [Finding("quorum", "error", *taken)]
     findings: list[Finding] = []
     for broker in manifest.brokers:
         row = rows[broker.id]

@@ -18,6 +18,7 @@ from quorumcast.cli.common import (
     console,
     default_status_port,
     default_status_url,
+    ports_taken,
     print_json,
     warn,
 )
@@ -75,7 +76,7 @@ def up(
         directory, manifest, only=only, allow_faults=allow_faults, store=store, log_level=log
     )
     with stopped_by_signals(supervisor.stop):
-        refuse_running(directory, manifest.cell, [child.entry for child in supervisor.children])
+        refuse_taken(directory, manifest.cell, [child.entry for child in supervisor.children])
         supervisor.start()
         names = [child.entry.id for child in supervisor.children]
         watch(
@@ -112,10 +113,19 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def refuse_running(
+def refuse_taken(
     directory: Path, cell: str, brokers: Sequence[BrokerEntry], *, command: str = "up"
 ) -> None:
-    """Raise `UsageError` if brokers of this cell are already running."""
+    """Raise `UsageError` if this cell is already running, or another one in its place."""
+    taken = ports_taken(cell, refuse_running(directory, cell, brokers, command=command))
+    if taken is not None:
+        raise UsageError("; ".join(taken))
+
+
+def refuse_running(
+    directory: Path, cell: str, brokers: Sequence[BrokerEntry], *, command: str = "up"
+) -> Rows:
+    """Raise `UsageError` if these brokers are already running; else return what answers."""
     rows = ask_all({broker.id: default_status_url(broker) for broker in brokers})
     for name, row in rows.items():
         if row["up"] and (row["node"], row["cell"]) == (name, cell):
@@ -125,6 +135,7 @@ def refuse_running(
                 f"cell {cell!r} seems to be running already ({name} answers); stop it with Ctrl-C "
                 f"where 'quorumcast {command} {directory}' runs{kill}"
             )
+    return rows
 
 
 def supervisor_of(pid: int) -> int | None:

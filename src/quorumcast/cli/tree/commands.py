@@ -20,7 +20,7 @@ from quorumcast.cli.cell.running import (
     LogOption,
     StoreOption,
     check_level,
-    refuse_running,
+    refuse_taken,
     stopped_by_signals,
     watch,
 )
@@ -276,7 +276,7 @@ def up_tree(
     with stopped_by_signals(stop):
         for cell in cells:
             if cell.name in supervisors:
-                refuse_running(directory, cell.name, cell.manifest.brokers, command="tree up")
+                refuse_taken(directory, cell.name, cell.manifest.brokers, command="tree up")
         renew_parents(cells)
         for supervisor in supervisors.values():
             supervisor.start()

@@ -138,24 +138,24 @@ class Greeter:
         keyring, title = self._keyring, self._keyring.directory.title
         if hello.protocol != PROTOCOL:
             return (
-                f"{self.name} speaks protocol {PROTOCOL} and you speak {hello.protocol}: "
+                f"it speaks protocol {PROTOCOL} and you speak {hello.protocol}: "
                 "install the same version of quorumcast on both sides"
             )
         if hello.instance != keyring.instance:
             return (
-                f"{self.name} belongs to {keyring.instance!r}, which is not the system that you "
-                f"called: use the {title} of {keyring.instance!r}"
+                f"it belongs to {keyring.instance!r}, which is not the system that you "
+                f"called: use the {title} of {keyring.instance!r}, or start yours in its place"
             )
         if self._left:
-            return f"{self.name} left with epoch {self._left}: go on to that epoch as well"
+            return f"it left with epoch {self._left}: go on to that epoch as well"
         if hello.epoch < keyring.epoch:
             return (
-                f"{self.name} runs epoch {keyring.epoch} and yours is epoch {hello.epoch}: fetch "
+                f"it runs epoch {keyring.epoch} and yours is epoch {hello.epoch}: fetch "
                 f"the current {title}"
             )
         if hello.epoch > keyring.epoch:
             return (
-                f"{self.name} still runs epoch {keyring.epoch} and yours is epoch {hello.epoch}: "
+                f"it still runs epoch {keyring.epoch} and yours is epoch {hello.epoch}: "
                 f"give {self.name} the current {title}"
             )
         if hello.to != self.name:

@@ -107,8 +107,11 @@ class Transport:
         try:
             self._server = await listen(self._incoming, host, port, tls)
         except OSError as error:
-            reason = _cannot_listen(self._greeter.name, host, port, error)
-            raise UsageError(f"{reason} in the {self._directory.title}") from None
+            reason, advice = _cannot_listen(error)
+            raise UsageError(
+                f"{self._greeter.name} cannot listen on {host}:{port}: {reason}; "
+                + advice.format(title=self._directory.title)
+            ) from None
 
     def call_peers(self) -> None:
         """Start to keep the links that the directory wants this node to make."""
@@ -481,7 +484,7 @@ class Transport:
             await link.gone.wait()
 
 
-#: Why an address cannot be listened on, and what helps.
+#: Why an address cannot be listened on, and what helps; {title} is that of the directory.
 _LISTEN_ERRORS = {
     errno.EADDRINUSE: (
         "another program already uses that port",
@@ -489,13 +492,12 @@ _LISTEN_ERRORS = {
     ),
     errno.EADDRNOTAVAIL: (
         "this machine does not have that address",
-        "run the node on the machine that is named",
+        "run the node on the machine that is named in the {title}",
     ),
-    errno.EACCES: ("this user may not use that port", "choose one above 1023"),
+    errno.EACCES: ("this user may not use that port", "choose one above 1023 in the {title}"),
 }
 
 
-def _cannot_listen(name: NodeId, host: str, port: int, error: OSError) -> str:
-    unknown = (error.strerror or str(error), "check its address")
-    reason, advice = _LISTEN_ERRORS.get(error.errno or 0, unknown)
-    return f"{name} cannot listen on {host}:{port}: {reason}; {advice}"
+def _cannot_listen(error: OSError) -> tuple[str, str]:
+    unknown = (error.strerror or str(error), "check its address in the {title}")
+    return _LISTEN_ERRORS.get(error.errno or 0, unknown)
