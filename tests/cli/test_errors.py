@@ -56,6 +56,34 @@ def test_init_f_too_large_for_n(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("brokers", "channels", "f", "needed"),
+    [
+        (3, ["a:direct"], 1, None),
+        (3, ["a:total-crash", "b:direct-crash"], 1, None),
+        (4, ["a:direct", "b:total"], 1, None),
+        (3, ["a:direct", "b:total"], 0, 4),
+        (2, [], 0, 4),
+        (2, ["a:direct"], 0, 3),
+    ],
+)
+def test_init_tolerates_the_most_that_its_channels_allow(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    brokers: int,
+    channels: list[str],
+    f: int,
+    needed: int | None,
+) -> None:
+    options = [word for channel in channels for word in ("--channel", channel)]
+    command = ["init", tmp_path / "x", "--brokers", brokers, "--digest", "sha256", "--json"]
+    assert main([*map(str, command), *options]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["f"] == f
+    warning = f"warning: no broker may fail or lie: with these channels that takes {needed} brokers"
+    assert captured.err.strip() == (warning if needed else "")
+
+
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--channel", "orders:gossip"], "there is no policy 'gossip'"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from quorumcast.cli.common import IDENTITY, MANIFEST, OPERATOR, console, print_json
+from quorumcast.cli.common import IDENTITY, MANIFEST, OPERATOR, console, print_json, warn
 from quorumcast.cli.options import JsonOption, RetainOption
 from quorumcast.core.errors import UsageError
 from quorumcast.manifest.paths import PARENTS
@@ -50,7 +50,10 @@ def init(
     cell: Annotated[str, typer.Option(help="The cell's name; the directory's if not given.")] = "",
     brokers: Annotated[int, typer.Option(help="How many brokers.")] = 4,
     f: Annotated[
-        int | None, typer.Option("--f", help="How many may be faulty; the most by default.")
+        int | None,
+        typer.Option(
+            "--f", help="How many may be faulty; by default the most that all channels allow."
+        ),
     ] = None,
     clients: Annotated[str, typer.Option(help="Names of clients, with commas.")] = "alice,bob",
     channel: Annotated[
@@ -90,19 +93,20 @@ def init(
     --retain holds for all its channels; 'channel change' gives one of them another.
     """
     from quorumcast.core.ids import NodeId
-    from quorumcast.core.quorum import Protection, largest_f
+    from quorumcast.core.quorum import minimum_brokers
     from quorumcast.crypto.identity import Identity
     from quorumcast.manifest.build import make_cell
     from quorumcast.runtime.digests import choose_digest
 
+    channels = [retaining(parse_channel(s), retain or ()) for s in channel or [DEFAULT_CHANNEL]]
     names = [name.strip() for name in clients.split(",") if name.strip()]
     operator = Identity.generate(NodeId(OPERATOR))
     manifest, identities = make_cell(
         cell or directory.resolve().name,
         [(f"broker-{i + 1}", host, base_port + i) for i in range(brokers)],
-        largest_f(Protection.BYZANTINE, brokers) if f is None else f,
+        _largest_f(brokers, channels) if f is None else f,
         names,
-        [retaining(parse_channel(spec), retain or ()) for spec in channel or [DEFAULT_CHANNEL]],
+        channels,
         digest=choose_digest(digest),
         mac=mac,
         reproduction=reproduce_freeman,
@@ -115,10 +119,20 @@ def init(
 
         manifest = with_certificates(manifest, identities)
     write_cell(directory, manifest, [operator, *identities.values()], force=force)
+    if f is None and manifest.f == 0:
+        needed = max(minimum_brokers(c.policy.protection, 1, c.policy.broadcast) for c in channels)
+        warn(f"no broker may fail or lie: with these channels that takes {needed} brokers")
     if json_:
         print_json(CellSummary.of(manifest, directory))
     else:
         _print(manifest, directory)
+
+
+def _largest_f(brokers: int, channels: Sequence[ChannelEntry]) -> int:
+    """How many of these brokers may be faulty so that all channels keep their promises."""
+    from quorumcast.core.quorum import largest_f
+
+    return min(largest_f(c.policy.protection, brokers, c.policy.broadcast) for c in channels)
 
 
 def parse_channel(spec: str) -> ChannelEntry:
