@@ -211,6 +211,11 @@ def test_identity_missing_unnamed_or_readable_by_others(
     assert "epoch add-client" in line
     line = sentence(capsys, "publish", "orders", "x", "-m", cell, "-i", tmp_path / "nobody")
     assert "there is no identity at" in line
+    line = sentence(capsys, "publish", "orders", "x", "-m", cell, "-i", cell / "manifest.json")
+    assert "manifest.json is not an identity" in line
+    signed = ["--operator", tmp_path / "operator"]
+    line = sentence(capsys, "channel", "create", "q:ab", "-m", cell, *signed)
+    assert "operator; put back the file that 'quorumcast' made there, or name another" in line
     assert "has the brokers broker-1" in sentence(capsys, "broker", "-m", cell, "-i", "nobody")
     open_ = tmp_path / "alice.identity"
     open_.write_text((cell / "alice.identity").read_text())

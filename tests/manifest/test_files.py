@@ -295,13 +295,13 @@ def test_identity_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
 )
 def test_identity_of_nonsense_is_refused_without_showing_it(tmp_path: Path, text: str) -> None:
     path = tmp_path / "alice.json"
-    path.touch(mode=0o600)
+    path.touch(mode=0o600 if text else 0o644)
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
         read_identity(path)
     assert str(caught.value) == (
         f"{path} is not an identity (JSON with a name and a seed of 32 bytes in hex); "
-        "name the file that 'quorumcast init' made"
+        "name a file NAME.identity that 'quorumcast init' made"
     )
 
 
@@ -320,8 +320,21 @@ def test_read_missing_file_is_refused(
     tmp_path: Path, kind: str, read: Callable[[Path], object]
 ) -> None:
     path = tmp_path / "gone"
-    with pytest.raises(UsageError, match=f"^there is no {kind} at {path}; make one with"):
+    helps = {"manifest": "make one with 'quorumcast init'", "identity": "put back the file"}
+    with pytest.raises(UsageError, match=f"^there is no {kind} at {path}; {helps[kind]}"):
         read(path)
+
+
+@pytest.mark.parametrize(("cells", "helps"), [(1, "did you mean the one in"), (2, "make one with")])
+def test_read_missing_manifest_beside_a_single_cell_names_it(
+    tmp_path: Path, cells: int, helps: str
+) -> None:
+    for name in range(cells):
+        (tmp_path / f"cell-{name}").mkdir()
+        write_manifest(tmp_path / f"cell-{name}" / "manifest.json", SIGNED)
+    with pytest.raises(UsageError, match=helps) as caught:
+        read_manifest(tmp_path / "manifest.json")
+    assert (f"(-m {tmp_path / 'cell-0'})" in str(caught.value)) == (cells == 1)
 
 
 @pytest.mark.parametrize(("kind", "read"), READERS)

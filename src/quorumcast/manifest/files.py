@@ -219,10 +219,6 @@ def read_identity(path: str | Path) -> Identity:
             data = file.read()
     except OSError as error:
         raise _cannot_read("identity", path, error) from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(
-            f"others than its owner have access to the identity {path}; run: chmod 600 {path}"
-        )
     try:
         content = msgspec.json.decode(data, type=_IdentityFile)
         seed = bytes.fromhex(content.seed)
@@ -230,6 +226,10 @@ def read_identity(path: str | Path) -> Identity:
         raise _not_an_identity(path) from None
     if len(seed) != SEED_SIZE or not 1 <= len(content.name) <= MAX_NAME:
         raise _not_an_identity(path)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(
+            f"others than its owner have access to the identity {path}; run: chmod 600 {path}"
+        )
     return Identity(NodeId(content.name), seed)
 
 
@@ -237,7 +237,7 @@ def _not_an_identity(path: Path) -> UsageError:
     # Does not quote the content: it may be a secret in the wrong place.
     return UsageError(
         f"{path} is not an identity (JSON with a name and a seed of {SEED_SIZE} bytes in hex); "
-        "name the file that 'quorumcast init' made"
+        "name a file NAME.identity that 'quorumcast init' made"
     )
 
 
@@ -252,20 +252,25 @@ def _write_new(path: Path, data: bytes, *, mode: int) -> None:
         os.fsync(file.fileno())
 
 
-#: The option of commands that names a file, by what the file is.
-_OPTIONS = {"manifest": "-m", "identity": "-i"}
-
-
 def _cannot_read(kind: str, path: Path, error: OSError) -> UsageError:
     known: dict[type[OSError], str] = {
-        FileNotFoundError: f"there is no {kind} at {path}; make one with 'quorumcast init', or "
-        f"name the right one ({_OPTIONS[kind]} on the command line)",
+        FileNotFoundError: f"there is no {kind} at {path}; {_instead_of(kind, path)}",
         IsADirectoryError: f"{path} is a directory; name the {kind} file in it",
         PermissionError: f"this user may not read the {kind} {path}; run as its owner, or change "
         "its owner",
     }
     other = f"the {kind} {path} cannot be read ({error.strerror}); name another file"
     return UsageError(known.get(type(error), other))
+
+
+def _instead_of(kind: str, path: Path) -> str:
+    if kind == "identity":
+        return "put back the file that 'quorumcast' made there, or name another one"
+    # Users often stand beside their cell, and not in it.
+    cells = [found.parent for found in path.parent.glob(f"*/{path.name}")]
+    if len(cells) == 1:
+        return f"did you mean the one in {cells[0]} (-m {cells[0]})?"
+    return "make one with 'quorumcast init', or name the right one (-m on the command line)"
 
 
 def _cannot_write(kind: str, path: Path, error: OSError) -> UsageError:
