@@ -382,7 +382,7 @@ def busy_cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["create", "more:brb", "--column", "price:money"], "the unknown type 'money'; choose"),
         (
             ["create", "more:brb", "--limit", "speed=9"],
-            "there is no limit 'speed'; there are retained",
+            "there is no limit 'speed'; choose one of retained",
         ),
         (["create", "more:brb", "--limit", "que=9"], "no limit 'que'; did you mean 'queue'?"),
         (["create", "more:brb", "--limit", "queue=few"], "NAME=NUMBER with a whole number, such"),
@@ -517,6 +517,15 @@ def test_bench_and_sim_and_demo_wrong_options(capsys: pytest.CaptureFixture[str]
     assert "there is no suite 'x'" in sentence(capsys, "bench", "--suite", "x")
     line = sentence(capsys, "bench", "--policy", "ab", "--alpha", "10")
     assert line.endswith("--alpha is for policies with histories; leave it out of 'ab'")
+    meant = {
+        ("bench", "--suite", "freemann"): "there is no suite 'freemann'; did you mean 'freeman'?",
+        ("bench", "--fault", "altr"): "there is no fault 'altr'; did you mean 'alter'?",
+        ("sim", "--adversary", "altr"): "there is no adversary 'altr'; did you mean 'alter'?",
+        ("sim", "--variant", "no-dedp"): "there is no variant 'no-dedp'; did you mean 'no-dedup'?",
+        ("faults", "set", "broker-1", "altr"): "no fault 'altr'; did you mean 'alter'?",
+    }
+    for words, expected in meant.items():
+        assert expected in sentence(capsys, *words)
     assert "choose one of dt1, dt2, ten" in sentence(capsys, "bench", "--workload", "nowhere")
     assert "a soak needs total order" in sentence(capsys, "bench", "--suite", "soak")
     line = sentence(capsys, "bench", "--suite", "soak", "--observe", "log")

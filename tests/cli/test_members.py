@@ -164,7 +164,11 @@ def test_members_replace_a_broken_broker_and_say_what_is_left_to_do(
     [
         (["remove", "broker-2"], "needs 4 brokers to tolerate f=1, but the cell has 3"),
         (["remove", "nobody"], "there is no broker 'nobody'"),
-        (["add", "broker-2", "--host", "h", "--port", "7777"], "appears twice"),
+        (
+            ["add", "broker-2", "--host", "h", "--port", "7777"],
+            "there is a broker 'broker-2' already",
+        ),
+        (["rotate", "brokr-2"], "there is no node 'brokr-2' in cell 'cell'; it has broker-1, "),
         (["add", "operator", "--host", "h", "--port", "7777"], "choose another name"),
     ],
 )

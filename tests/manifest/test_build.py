@@ -9,7 +9,7 @@ from quorumcast.core.errors import UsageError
 from quorumcast.core.ids import NodeId
 from quorumcast.crypto.directory import PublicKeys
 from quorumcast.crypto.identity import Identity
-from quorumcast.manifest.build import add_client, next_epoch, rotate
+from quorumcast.manifest.build import add_broker, add_client, next_epoch, rotate
 
 CAROL = Identity(NodeId("carol"), b"c" * 32)
 
@@ -82,8 +82,18 @@ def test_add_client_gives_it_the_rights_of_every_client() -> None:
 
 
 def test_add_client_of_a_known_name_is_refused() -> None:
-    with pytest.raises(UsageError, match="the node 'alice' appears twice"):
+    with pytest.raises(UsageError, match="there is a client 'alice' already; choose another"):
         add_client(MANIFEST, NodeId("alice"), CAROL)
+    with pytest.raises(UsageError, match=r"'b1' already; .* with 'quorumcast epoch rotate b1'"):
+        add_client(MANIFEST, NodeId("b1"), CAROL)
+
+
+def test_add_broker_of_a_known_name_or_address_is_refused() -> None:
+    with pytest.raises(UsageError, match="there is a broker 'b1' already; choose another name"):
+        add_broker(MANIFEST, NodeId("b1"), CAROL, "localhost", 9999)
+    there = MANIFEST.brokers[0]
+    with pytest.raises(UsageError, match=f"'b1' has the address {there.address} already"):
+        add_broker(MANIFEST, NodeId("b9"), CAROL, there.host, there.port)
 
 
 @pytest.mark.parametrize("name", ["b2", "bob"])
@@ -108,5 +118,5 @@ def test_rotate_broker_forgets_the_certificate_of_the_old_key() -> None:
 
 
 def test_rotate_of_a_stranger_is_refused() -> None:
-    with pytest.raises(UsageError, match="'carol' is not in cell 'demo'; add it before"):
+    with pytest.raises(UsageError, match=r"no node 'carol' in cell 'demo'; it has b1, .*alice"):
         rotate(MANIFEST, CAROL.name, CAROL)

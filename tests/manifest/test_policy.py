@@ -203,8 +203,8 @@ def test_policy_on_disk_is_read_as_it_is_written(name: str) -> None:
         ("total+durable+journal", "says twice"),
         ("total+fast", "there is no policy 'total.fast'"),
         ("+durable", "there is no policy ''"),
-        ("gossip", "'gossip'; choose one of .* and write '.durable' behind 'total' or"),
-        ("gossip+journal", "'gossip'; choose one of .* '.journal' behind another to have"),
+        ("gossip", "'gossip'; choose one of .* .'.durable' behind 'total' or"),
+        ("gossip+journal", "'gossip'; choose one of .* '.journal' behind another has"),
     ],
 )
 def test_policy_on_disk_that_makes_no_sense_is_refused(text: str, expected: str) -> None:

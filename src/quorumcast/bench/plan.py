@@ -17,7 +17,7 @@ import msgspec
 
 from quorumcast.bench.events import check_size
 from quorumcast.cell.subscribing.fetching import first_source
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.limits import Limits
 from quorumcast.core.quorum import largest_f
@@ -185,8 +185,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
         hasher(choose_digest(self.digest), reproduction=True)
         mac_factory(self.mac, reproduction=True)
         if self.fault and self.fault not in CRASHES and self.fault not in CATALOGUE:
-            known = ", ".join((*CRASHES, LIE, *CATALOGUE))
-            raise UsageError(f"there is no fault {self.fault!r}; choose one of {known}")
+            known = (*CRASHES, LIE, *CATALOGUE)
+            raise UsageError(f"there is no fault {self.fault!r}; {did_you_mean(self.fault, known)}")
 
     def channel_policy(self) -> Policy:
         """The policy of every channel of the run."""

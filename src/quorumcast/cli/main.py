@@ -20,7 +20,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, nearest
 from quorumcast.core.version import __version__
 
 if TYPE_CHECKING:
@@ -192,10 +192,8 @@ def _run(words: list[str]) -> int:
 def _unknown(word: str) -> str:
     if word.startswith("-"):
         return f"No such option: {word}; see 'quorumcast --help'"
-    from difflib import get_close_matches
-
-    close = get_close_matches(word, COMMANDS, 1)
-    hint = f"; did you mean '{close[0]}'?" if close else "; see 'quorumcast --help'"
+    near = nearest(word, COMMANDS)
+    hint = f"; did you mean {near!r}?" if near else "; see 'quorumcast --help'"
     return f"No such command {word!r}{hint}"
 
 

@@ -7,8 +7,12 @@ which stops the node rather than let it lie.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 #: Characters of a value that sentences repeat.
 _SHOWN = 200
+#: Characters of an unknown name that are compared with known ones: a peer may have sent it.
+_COMPARED = 128
 
 
 class UsageError(Exception):
@@ -22,6 +26,22 @@ class InvariantError(AssertionError):
 def shortened(value: str) -> str:
     """A value as it goes into a sentence."""
     return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that an unknown one probably stands for, whatever its case; or empty."""
+    from difflib import get_close_matches  # not needed where nothing is misspelt
+
+    by_lower = {other.lower(): other for other in known}
+    near = get_close_matches(name[:_COMPARED].lower(), by_lower, 1)
+    return by_lower[near[0]] if near else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What to do about an unknown name: the known one that was meant, or else all of them."""
+    names = tuple(known)
+    near = nearest(name, names)
+    return f"did you mean {near!r}?" if near else f"choose one of {', '.join(names) or 'none'}"
 
 
 def ensure(condition: bool, invariant: str) -> None:

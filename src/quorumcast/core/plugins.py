@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean
 
 #: Names may become parts of file names, addresses and policies.
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -68,12 +68,7 @@ class Registry(Generic[P]):
 
     def unknown(self, name: str) -> UsageError:
         """The error for a name that is not there."""
-        import difflib
-
-        names = self.names()
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]!r}? All are: " if near else "choose one of "
-        return UsageError(f"there is no {self._kind} {name!r}; {hint}{', '.join(names)}")
+        return UsageError(f"there is no {self._kind} {name!r}; {did_you_mean(name, self.names())}")
 
     def _installed(self) -> dict[str, list[str]]:
         """The values of the entry points by name, but for names of built-in parts."""

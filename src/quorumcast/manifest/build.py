@@ -124,7 +124,17 @@ def _kept_terms(present: Manifest, following: Manifest) -> tuple[LogTerms, ...] 
 
 def add_client(manifest: Manifest, node: NodeId, keys: Keys) -> Manifest:
     """The next epoch, with one more client."""
+    _check_new(manifest, node)
     return next_epoch(manifest, clients=(*manifest.clients, _client(node, keys)))
+
+
+def _check_new(manifest: Manifest, node: NodeId) -> None:
+    if node in {other.id for other in manifest.nodes}:
+        kind = "client" if manifest.broker(node) is None else "broker"
+        raise UsageError(
+            f"there is a {kind} {node!r} already; choose another name, or give it new keys with "
+            f"'quorumcast epoch rotate {node}'"
+        )
 
 
 def remove_client(manifest: Manifest, node: NodeId) -> Manifest:
@@ -167,7 +177,13 @@ def add_broker(
     manifest: Manifest, node: NodeId, keys: Keys, host: str, port: int, *, certificate: str = ""
 ) -> Manifest:
     """The next epoch, with one more broker at the end of the list."""
+    _check_new(manifest, node)
     entry = _broker(node, keys, host, port, certificate)
+    for other in manifest.brokers:
+        if other.address == entry.address:
+            raise UsageError(
+                f"{other.id!r} has the address {other.address} already; choose another port or host"
+            )
     return next_epoch(manifest, brokers=(*manifest.brokers, entry))
 
 
@@ -196,7 +212,8 @@ def rotate(manifest: Manifest, node: NodeId, keys: Keys, *, certificate: str = "
             _client(node, keys) if client.id == node else client for client in manifest.clients
         )
         return next_epoch(manifest, clients=clients)
-    raise UsageError(f"{node!r} is not in cell {manifest.cell!r}; add it before rotating its keys")
+    names = ", ".join(other.id for other in manifest.nodes)
+    raise UsageError(f"there is no node {node!r} in cell {manifest.cell!r}; it has {names}")
 
 
 def _broker(node: NodeId, keys: Keys, host: str, port: int, certificate: str = "") -> BrokerEntry:

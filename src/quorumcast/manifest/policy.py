@@ -198,9 +198,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 )
         if name not in PROTOCOLS and name not in _RELAYED:
             raise UsageError(
-                f"{PROTOCOLS.unknown(name)}, and write "
-                f"'{_DURABLE}' behind 'total' or 'total-crash' to keep publications on disk, "
-                f"'{_JOURNAL}' behind another to have brokers keep their word across restarts"
+                f"{PROTOCOLS.unknown(name)} ('{_DURABLE}' behind 'total' or 'total-crash' keeps "
+                f"publications on disk, '{_JOURNAL}' behind another has brokers keep their word "
+                "across restarts)"
             )
         return cls.named(name, alpha, alpha_max, journal=journal)
 

@@ -6,15 +6,12 @@ and costs more than the comparison that follows.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quorumcast.core.errors import UsageError, shortened
-from quorumcast.core.limits import MAX_NAME
+from quorumcast.core.errors import UsageError, nearest, shortened
 from quorumcast.matching.domain import STRINGS, Domain, ValueFamily, domain_of
 
 #: Names that a sentence lists.
@@ -48,9 +45,9 @@ class Columns:
             return found
         if name.upper() == "NULL":
             raise UsageError(f"{who} compares with NULL: write IS NULL or IS NOT NULL")
-        close = get_close_matches(name.lower()[:MAX_NAME], self._by_lower, 1)
-        if close:
-            meant = f"did you mean {self.names[self._by_lower[close[0]]]!r}?"
+        near = nearest(name, self.names)
+        if near:
+            meant = f"did you mean {near!r}?"
         else:
             more = ", …" if len(self.names) > _LISTED else ""
             listed = f"{', '.join(self.names[:_LISTED])}{more}"

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from quorumcast.cell import CELL_SYSTEM
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean
 from quorumcast.manifest.policy import RELAYED_NAMES
 from quorumcast.sim.kernel.known_bad import Catch, Variant, caught_by, mistaken
 from quorumcast.sim.kernel.plan import Outcome, Plan
@@ -124,5 +124,5 @@ def variant_named(name: str, system: str = CELL_SYSTEM) -> Variant:
     for variant in variants:
         if variant.name == name:
             return variant
-    known = ", ".join(variant.name for variant in variants)
-    raise UsageError(f"there is no variant {name!r}; choose one of {known}")
+    known = [variant.name for variant in variants]
+    raise UsageError(f"there is no variant {name!r}; {did_you_mean(name, known)}")

@@ -32,7 +32,7 @@ from quorumcast.cli.options import (
     StatusOptions,
     WaitForRunningOption,
 )
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean
 from quorumcast.manifest.patterns import matching
 
 if TYPE_CHECKING:
@@ -381,8 +381,6 @@ def _overflow(given: str | None) -> Overflow:
 
 def with_limits(policy: Policy, given: list[str] | None, retain: list[str] | None = None) -> Limits:
     """The limits of a policy, with changes from the command line."""
-    from difflib import get_close_matches
-
     from quorumcast.manifest.retention import with_retention
 
     known = policy.limits.__struct_fields__
@@ -390,9 +388,7 @@ def with_limits(policy: Policy, given: list[str] | None, retain: list[str] | Non
     for text in given or ():
         name, separator, number = text.partition("=")
         if separator and name not in known:
-            close = get_close_matches(name, known, 1)
-            meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-            raise UsageError(f"there is no limit {name!r}; {meant}")
+            raise UsageError(f"there is no limit {name!r}; {did_you_mean(name, known)}")
         if not separator or not number.isdecimal():
             raise UsageError(
                 f"--limit takes NAME=NUMBER with a whole number, such as queue=100, not {text!r}"

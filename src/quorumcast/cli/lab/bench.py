@@ -16,7 +16,7 @@ from quorumcast.cli.lab.freeman import SweepOptions
 from quorumcast.cli.lab.replay import ReplayOptions
 from quorumcast.cli.options import JsonOption, ObserveOption
 from quorumcast.cli.progress import ProgressDisplay
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -253,7 +253,7 @@ def _single_table(report: BenchReport) -> Table:
 
 def _suite(name: str, plan: BenchPlan, runs: int, sweep: SweepOptions, json_: bool) -> None:
     if name not in SUITES:
-        raise UsageError(f"there is no suite {name!r}; choose one of {', '.join(SUITES)}")
+        raise UsageError(f"there is no suite {name!r}; {did_you_mean(name, SUITES)}")
     if runs < 1:
         raise UsageError("--runs must be 1 or more")
     suites: dict[str, Callable[[BenchPlan, int, Progress], SuiteResult]]

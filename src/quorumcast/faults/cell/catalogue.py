@@ -7,10 +7,9 @@ by tampering with its effects.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from functools import partial
 
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean, nearest
 from quorumcast.core.ids import holder
 from quorumcast.core.statements import Basis
 from quorumcast.faults.cell import (
@@ -202,10 +201,12 @@ def check_fault(name: str, *roles: Role) -> CatalogueEntry:
     entry = CATALOGUE.get(name)
     if entry is not None and entry.role in roles:
         return entry
+    known = [one for role in roles for one in names(role)]
     wrong = f"{name!r} is a {entry.role.value}'s fault" if entry else f"there is no fault {name!r}"
+    near = "" if entry else nearest(name, known)
     able = " or ".join(role.value for role in roles)
-    known = ", ".join(one for role in roles for one in names(role))
-    raise UsageError(f"{wrong}; a {able} can commit {known}")
+    meant = f"did you mean {near!r}?" if near else f"a {able} can commit {', '.join(known)}"
+    raise UsageError(f"{wrong}; {meant}")
 
 
 def check_victims(victims: Iterable[str], manifest: Manifest) -> None:
@@ -218,8 +219,8 @@ def check_victims(victims: Iterable[str], manifest: Manifest) -> None:
     for victim in victims:
         if holder(victim) in known:
             continue
-        close = get_close_matches(victim, known, 1)
-        meant = f"did you mean {close[0]!r}?" if close else f"this cell has {', '.join(nodes)}"
+        near = nearest(victim, known)
+        meant = f"did you mean {near!r}?" if near else f"this cell has {', '.join(nodes)}"
         raise UsageError(f"there is no node, channel or kind of message {victim!r}; {meant}")
 
 
@@ -227,5 +228,5 @@ def make_fault(name: str, context: FaultContext) -> Fault:
     """A fault by its name, ready to be given to a driver."""
     entry = CATALOGUE.get(name)
     if entry is None:
-        raise UsageError(f"there is no fault {name!r}; choose one of {', '.join(CATALOGUE)}")
+        raise UsageError(f"there is no fault {name!r}; {did_you_mean(name, CATALOGUE)}")
     return entry.make(context)

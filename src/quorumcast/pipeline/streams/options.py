@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +18,7 @@ import msgspec
 
 from quorumcast.client.arguments import EARLIEST, LATEST, check_times
 from quorumcast.core.envelope import microseconds_of
-from quorumcast.core.errors import UsageError, shortened
+from quorumcast.core.errors import UsageError, nearest, shortened
 from quorumcast.core.limits import MAX_SEATS
 from quorumcast.manifest.files import read_identity, read_manifest
 from quorumcast.manifest.manifest import ChannelEntry, Manifest
@@ -67,11 +66,10 @@ class Given:
     def finish(self, side: str) -> None:
         """Raise `UsageError` if an option was not taken."""
         for name in self._options:
-            lower = {known.lower(): known for known in self._known}
-            close = get_close_matches(name, lower, 1)
-            meant = f"did you mean {lower[close[0]]!r}?" if close else "leave it out;"
-            known = "" if close else f" {side} takes {', '.join(sorted(self._known))}"
-            raise UsageError(f"{side} has no option {name!r}: {meant}{known}")
+            near = nearest(name, self._known)
+            known = f"leave it out; {side} takes {', '.join(sorted(self._known))}"
+            meant = f"did you mean {near!r}?" if near else known
+            raise UsageError(f"{side} has no option {name!r}: {meant}")
 
 
 # ------------------------------------------------------------------------- values

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import FaultContext, Role
@@ -45,8 +45,8 @@ class CellFaults(FaultModel):
     def maker(self, node: NodeId, fault: str) -> Callable[[FaultContext], Fault]:
         entry = entry_of(fault)
         if entry is None:
-            known = ", ".join((*CATALOGUE, *AIMED))
-            raise UsageError(f"there is no fault {fault!r}; choose one of {known}")
+            known = (*CATALOGUE, *AIMED)
+            raise UsageError(f"there is no fault {fault!r}; {did_you_mean(fault, known)}")
         manifest = self._cell_of(node).manifest
         is_broker = manifest.broker(node) is not None
         if is_broker != (entry.role is Role.BROKER):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.cell.entry import Role
 from quorumcast.manifest.policy import like_of
@@ -85,7 +85,7 @@ def draw(
         like_of(policy)
     if adversary is not None and adversary not in ADVERSARIES:
         raise UsageError(
-            f"there is no adversary {adversary!r}; choose one of {', '.join(ADVERSARIES)}"
+            f"there is no adversary {adversary!r}; {did_you_mean(adversary, ADVERSARIES)}"
         )
     draft = start_draft(seed, policy, adversary)
     clients.draw_readers(draft)

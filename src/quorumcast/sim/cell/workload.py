@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean
 from quorumcast.core.ids import Channel, NodeId
 from quorumcast.core.quorum import largest_f
 from quorumcast.faults.cell.catalogue import CATALOGUE
@@ -114,7 +114,7 @@ def _harm(
     if entry is None or entry.role is not Role.BROKER:
         liars = [name for name, known in CATALOGUE.items() if known.role is Role.BROKER]
         raise UsageError(
-            f"{adversary!r} is not for workloads; choose one of {', '.join((*HARMS, *liars))}"
+            f"{adversary!r} is not for workloads; {did_you_mean(adversary, (*HARMS, *liars))}"
         )
     if policy not in entry.valid_under:
         raise UsageError(f"policy {policy!r} does not claim to withstand {adversary!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean
 from quorumcast.core.ids import Millis, NodeId
 from quorumcast.core.machine import Effect
 from quorumcast.faults.contract import Fault, FaultSetting, Later
@@ -34,8 +34,7 @@ class FaultModel:
     def maker(self, node: NodeId, fault: str) -> Callable[[Any], Fault]:
         """The constructor of a named fault; a `UsageError` if this node cannot commit it."""
         if fault not in self._faults:
-            known = ", ".join(self._faults)
-            raise UsageError(f"there is no fault {fault!r}; choose one of {known}")
+            raise UsageError(f"there is no fault {fault!r}; {did_you_mean(fault, self._faults)}")
         return self._faults[fault]
 
     def context(self, setting: FaultSetting) -> Any:

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean
 from quorumcast.manifest.policy import POLICY_NAMES, RELAYED_NAMES
 from quorumcast.sim.cell.known_bad.catalogue import VARIANTS
 from quorumcast.sim.mutants.mistakes import PACKAGE, Mistake, chosen_policies, read_catalogue
@@ -187,7 +187,7 @@ def in_turn(chosen: Sequence[MutantEntry]) -> list[MutantEntry]:
 def _check_choice(what: str, asked: Iterable[str], known: set[str]) -> None:
     for name in asked:
         if name not in known:
-            raise UsageError(f"there is no {what} {name!r}; choose from {', '.join(sorted(known))}")
+            raise UsageError(f"there is no {what} {name!r}; {did_you_mean(name, sorted(known))}")
 
 
 class Hunt:

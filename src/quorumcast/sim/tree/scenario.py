@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from functools import cache
 
-from quorumcast.core.errors import UsageError
+from quorumcast.core.errors import UsageError, did_you_mean
 from quorumcast.core.ids import NodeId
 from quorumcast.faults.cell.catalogue import CATALOGUE
 from quorumcast.faults.cell.entry import Role
@@ -246,11 +246,11 @@ def _drawn_names(kind: str) -> tuple[str, ...]:
 def draw(seed: int, policy: str | None = None, adversary: str | None = None) -> TreePlan:
     """The plan of a seed; `policy` is that of the channels below the root."""
     if policy is not None and policy not in RELAYED_NAMES:
-        known = ", ".join(RELAYED_NAMES)
-        raise UsageError(f"there is no tree of the kind {policy!r}; choose one of {known}")
+        known = did_you_mean(policy, RELAYED_NAMES)
+        raise UsageError(f"there is no tree of the kind {policy!r}; {known}")
     if adversary is not None and adversary not in ADVERSARIES:
-        known = ", ".join(ADVERSARIES)
-        raise UsageError(f"there is no adversary {adversary!r} of a tree; choose one of {known}")
+        known = did_you_mean(adversary, ADVERSARIES)
+        raise UsageError(f"there is no adversary {adversary!r} of a tree; {known}")
     # Generators of their own, so that naming both replays what was drawn with neither named.
     kinds = [kind for kind in RELAYED_NAMES if policy in (None, kind)]
     if adversary is not None:
