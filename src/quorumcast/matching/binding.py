@@ -97,8 +97,8 @@ class _Binder:
                 return Presence(self._find(operand), negated)
         assert_never(tree)
 
-    def _find(self, operand: ColumnName) -> int:
-        return self._columns.find(operand.name, self._who)
+    def _find(self, operand: ColumnName, *, or_text: bool = False) -> int:
+        return self._columns.find(operand.name, self._who, or_text=or_text)
 
     def _is(self, column: int) -> str:
         columns = self._columns
@@ -124,7 +124,8 @@ class _Binder:
             return self._with_literal(self._find(right), MIRRORED[sign], left)
         if isinstance(right, Literal):
             return self._with_literal(self._find(left), sign, right)
-        return self._with_column(self._find(left), sign, self._find(right))
+        first, second = self._find(left, or_text=True), self._find(right, or_text=True)
+        return self._with_column(first, sign, second)
 
     def _with_literal(self, column: int, sign: Sign, literal: Literal) -> Meaning:
         domain = self._columns.domains[column]

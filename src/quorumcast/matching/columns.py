@@ -36,8 +36,11 @@ class Columns:
         self._by_name = {name: index for index, name in enumerate(self.names)}
         self._by_lower = {name.lower(): index for name, index in self._by_name.items()}
 
-    def find(self, name: str, who: str) -> int:
-        """The number of a column; case counts where names differ by nothing else."""
+    def find(self, name: str, who: str, *, or_text: bool = False) -> int:
+        """The number of a column; case counts where names differ by nothing else.
+
+        With `or_text`, a text that lacks its quotes may stand there.
+        """
         found = self._by_name.get(name)
         if found is None:
             found = self._by_lower.get(name.lower())
@@ -51,8 +54,11 @@ class Columns:
         else:
             more = ", …" if len(self.names) > _LISTED else ""
             listed = f"{', '.join(self.names[:_LISTED])}{more}"
-            meant = f"there are {listed}; a text stands between single quotes"
-        raise UsageError(f"{who} names the column {shortened(name)!r}, which is not there: {meant}")
+            meant = f"there are {listed}"
+        quotes = " (a text stands between single quotes)" if or_text else ""
+        raise UsageError(
+            f"{who} names the column {shortened(name)!r}, which is not there: {meant}{quotes}"
+        )
 
 
 class BatchView:
