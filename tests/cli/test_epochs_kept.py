@@ -91,3 +91,16 @@ def test_a_manifest_of_another_operator_is_not_taken_for_an_epoch(
     shutil.copy(other / "manifest.json", cell / "epochs" / "1.json")
     capsys.readouterr()
     assert answer(capsys, "verify", signed[1], "-m", cell, code=3)["valid"] is None
+
+
+def test_a_receipt_of_another_cell_is_told_apart_from_a_forged_one(
+    signed: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    assert main(["init", str(other), "--channel", "orders:brb"]) == 0
+    capsys.readouterr()
+    verdict = answer(capsys, "verify", signed[1], "-m", other, code=1)
+    assert verdict["reason"] == (
+        "it was signed in cell 'cell', and this manifest is of cell 'other'; name the manifest of "
+        "'cell' with -m"
+    )

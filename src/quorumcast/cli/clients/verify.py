@@ -18,7 +18,7 @@ from quorumcast.cli.options import CellOptions, JsonOption
 from quorumcast.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from quorumcast.core.statements import Evidence, Receipt
+    from quorumcast.core.statements import Evidence, Receipt, Statement
     from quorumcast.manifest.manifest import Manifest
 
 #: Exit code for an undecided document.
@@ -59,7 +59,9 @@ def judge_by_epochs(document: Receipt | Evidence, path: Path) -> dict[str, Any]:
     from quorumcast.manifest.files import EPOCHS, read_epoch, read_manifest
 
     present = read_manifest(path)
-    named = _epochs(document, present.cell)
+    statements = _statements(document)
+    cells = {statement.cell for statement in statements}
+    named = sorted({s.epoch for s in statements if s.cell == present.cell}, reverse=True)
     found = {epoch: read_epoch(path, present, epoch) for epoch in named}
     missing = [epoch for epoch, manifest in found.items() if manifest is None]
     manifests = [manifest for manifest in found.values() if manifest is not None]
@@ -70,6 +72,12 @@ def judge_by_epochs(document: Receipt | Evidence, path: Path) -> dict[str, Any]:
         if verdict["valid"]:
             return verdict
     verdict = verdicts[0]
+    if cells and present.cell not in cells:
+        other = min(cells)
+        verdict["reason"] = (
+            f"it was signed in cell {other!r}, and this manifest is of cell {present.cell!r}; name "
+            f"the manifest of {other!r} with -m"
+        )
     if missing and not _contradicts_itself(document, present):
         epochs = " or ".join(map(str, missing[:MAX_EPOCHS_SHOWN]))
         verdict["valid"] = None
@@ -81,8 +89,8 @@ def judge_by_epochs(document: Receipt | Evidence, path: Path) -> dict[str, Any]:
     return verdict
 
 
-def _epochs(document: Receipt | Evidence, cell: str) -> list[int]:
-    """The epochs in which a document's statements claim to be signed, newest first."""
+def _statements(document: Receipt | Evidence) -> list[Statement]:
+    """What a document's signatures are under."""
     from quorumcast.core.statements import Receipt, parse_statement
 
     signed = (
@@ -91,7 +99,7 @@ def _epochs(document: Receipt | Evidence, cell: str) -> list[int]:
         else (*document.against, *document.witnesses)
     )
     statements = [parse_statement(one.payload) for one in signed]
-    return sorted({s.epoch for s in statements if s is not None and s.cell == cell}, reverse=True)
+    return [statement for statement in statements if statement is not None]
 
 
 def read_document(path: Path) -> Receipt | Evidence:
