@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from msgspec.structs import replace
 from tests.bench.test_papers import report
-from tests.cli.test_errors import sentence
+from tests.cli.shell import sentence
 
 from quorumcast.bench.freeman.page import page, write_report
 from quorumcast.bench.freeman.points import ALPHA, ALPHAS, FIGURES, PARTS, SHORT, Line, Point

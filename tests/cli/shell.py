@@ -79,6 +79,17 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
     return json.loads(capsys.readouterr().out)
 
 
+def sentence(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that a wrong command says."""
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("quorumcast: ")
+    return line
+
+
 def brokers_up(capsys: pytest.CaptureFixture[str], cell: Path) -> dict[str, Any]:
     """What `status` says of each broker, as soon as all of them answer."""
     while True:

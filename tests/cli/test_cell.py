@@ -157,7 +157,7 @@ def test_one_interrupt_ends_a_publisher_that_waits_for_a_terminal(cell: Path) ->
             publisher.kill()
             os.close(ours)
             os.close(theirs)
-    assert (publisher.returncode, errors) == (130, "")
+    assert (publisher.returncode, errors) == (130, "interrupted: 1 event is published\n")
 
 
 @pytest.mark.parametrize("words", [["up"], ["init", "--force"]])

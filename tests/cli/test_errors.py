@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer
-from tests.cli.shell import answer, base_port, imported
+from tests.cli.shell import answer, base_port, imported, sentence
 from tests.runtime.world import PATIENCE_S
 
 from quorumcast.cli.common import default_status_url
@@ -36,131 +36,6 @@ def other_cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("cells") / "other"
     assert main(["init", str(directory), "--digest", "sha256"]) == 0
     return directory
-
-
-def sentence(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that a wrong command says."""
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert code == 2, captured
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert line.startswith("quorumcast: ")
-    return line
-
-
-def test_init_f_too_large_for_n(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    line = sentence(capsys, "init", tmp_path / "x", "--brokers", 4, "--f", 2)
-    assert "needs 7 brokers to tolerate f=2" in line
-    assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.parametrize(
-    ("brokers", "channels", "f", "needed"),
-    [
-        (3, ["a:direct"], 1, None),
-        (3, ["a:total-crash", "b:direct-crash"], 1, None),
-        (4, ["a:direct", "b:total"], 1, None),
-        (3, ["a:direct", "b:total"], 0, 4),
-        (2, [], 0, 4),
-        (2, ["a:direct"], 0, 3),
-    ],
-)
-def test_init_tolerates_the_most_that_its_channels_allow(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    brokers: int,
-    channels: list[str],
-    f: int,
-    needed: int | None,
-) -> None:
-    options = [word for channel in channels for word in ("--channel", channel)]
-    command = ["init", tmp_path / "x", "--brokers", brokers, "--digest", "sha256", "--json"]
-    assert main([*map(str, command), *options]) == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["f"] == f
-    warning = f"warning: no broker may fail or lie: with these channels that takes {needed} brokers"
-    assert captured.err.strip() == (warning if needed else "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--channel", "orders:gossip"], "there is no policy 'gossip'"),
-        (["--channel", "orders:ab+history:many"], "alpha must be a number"),
-        (["--channel", "orders:ab:10"], "'ab' has no alpha; did you mean ab+history:10?"),
-        (["--channel", "orders:brb:10"], "'brb' has no alpha; write orders:brb"),
-        (["--channel", "orders:total:10"], "'total' has no alpha; write orders:total"),
-        (["--channel", "orders:ab+durable"], "'ab' keeps no publications on disk; use 'total+"),
-        (["--channel", "orders:total+journal"], "on disk; write 'total+durable'"),
-        (["--channel", "orders:total+durable+durable"], "says twice what is kept on disk"),
-        (["--channel", "orders:gossip+durable"], "there is no policy 'gossip'"),
-        (["--channel", "a:ab:1:x:y:z"], "says too much about a channel"),
-        (["--channel", "a:brb::nobody"], "gives rights to 'nobody'"),
-        (["--retain", "everything"], "'ab+history' is kept in the memory of brokers, which cannot"),
-        (["--retain", "soon"], "--retain takes an age such as 7d"),
-        (
-            ["--retain", "500"],
-            "--retain 500 means 500 publications, and brokers need at least 2048",
-        ),
-        (["--digest", "crc"], "unknown digest 'crc'"),
-        (["--digest", "md5"], "make a cell for that with 'init --reproduce-freeman'"),
-        (["--mac", "hmac-md5"], "make a cell for that with 'init --reproduce-freeman'"),
-        (["--mac", "none"], "unknown MAC 'none': the manifest may name blake2b"),
-        (["--clients", "operator"], "no node can be called 'operator'"),
-        (["--clients", "alice,alice"], "appears twice"),
-        (["--base-port", "65534"], "choose one from 1 to 65535"),
-        (["--brokers", "0"], "has no brokers"),
-        (["--brokers", "four"], "Invalid value for '--brokers'"),
-        (["--nonsense"], "No such option"),
-    ],
-)
-def test_init_wrong_option(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], expected: str
-) -> None:
-    assert expected in sentence(capsys, "init", tmp_path / "x", *arguments)
-
-
-def test_init_retain_holds_for_all_its_channels(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    channels = ["--channel", "a:total+durable", "--channel", "b:brb"]
-    place = ["init", tmp_path / "x", "--digest", "sha256", *channels]
-    made = answer(capsys, *place, "--retain", "7d", "--retain", "1GB")
-    assert made["retention"] == {"a": "7 days, 1 GB", "b": "7 days, 3,906,250 publications, 1 GB"}
-    listed = answer(capsys, "channel", "list", "-m", tmp_path / "x")["channels"]
-    assert {channel["name"]: channel["retention"] for channel in listed} == made["retention"]
-
-
-def test_init_existing_cell_needs_force(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["init", str(tmp_path), "--digest", "sha256"]) == 0
-    before = (tmp_path / "alice.identity").read_text()
-    capsys.readouterr()
-    assert "--force" in sentence(capsys, "init", tmp_path)
-    assert (tmp_path / "alice.identity").read_text() == before
-    assert main(["init", str(tmp_path), "--force", "--digest", "sha256", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["brokers"]["broker-1"] == "127.0.0.1:7100"
-    assert (tmp_path / "alice.identity").read_text() != before
-
-
-def test_init_force_keeps_the_old_cell_with_all_that_its_brokers_left(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    cell = tmp_path / "cell"
-    init = ["init", str(cell), "--force", "--digest", "sha256"]
-    assert main(init) == 0
-    assert capsys.readouterr().err == ""
-    kept = [cell / name / "file" for name in ("data", "epochs", "evidence", "logs")]
-    for path in kept:
-        path.parent.mkdir()
-        path.write_text("old")
-    assert main(init) == 0
-    old = cell / "replaced-1"
-    assert capsys.readouterr().err == f"the cell that was there is now in {old}\n"
-    assert [path for path in cell.iterdir() if path.is_dir()] == [old]
-    assert all((old / path.relative_to(cell)).read_text() == "old" for path in kept)
-    assert answer(capsys, "epoch", "show", "-m", old)["cell"] == "cell"
-    assert (cell / ".gitignore").exists()
 
 
 def test_broker_does_not_start_with_what_it_kept_in_another_cell(
@@ -237,6 +112,10 @@ def test_address_where_no_broker_listens(capsys: pytest.CaptureFixture[str], cel
     verdict = answer(capsys, "status", "-m", cell, code=1)["verdict"]
     says = f"cell cell is not well: no broker is up; start it with 'quorumcast up {cell}'"
     assert (verdict["well"], verdict["says"]) == (False, says)
+    line = sentence(capsys, "restart", "-m", cell)
+    assert line.endswith(f"no broker of cell 'cell' is up; start it with 'quorumcast up {cell}'")
+    line = sentence(capsys, "status", "-m", cell, "--url", "broker-9=http://localhost:1")
+    assert "there is no broker 'broker-9' in cell 'cell'; it has broker-1" in line
     line = sentence(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
     assert "no status page answers" in line
     assert "there is no broker 'x'" in sentence(capsys, "faults", "clear", "x", "-m", cell)
@@ -291,7 +170,7 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 
 
 def test_publish_nothing_or_too_often(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
-    assert "--rate is 0 or more" in sentence(
+    assert "--count is 0: give a whole number of 1 or more" in sentence(
         capsys, "publish", "orders", "x", "-m", cell, "-i", "alice", "--count", "0"
     )
     assert "--receipt needs an end" in sentence(
@@ -304,7 +183,7 @@ def test_publish_nothing_or_too_often(capsys: pytest.CaptureFixture[str], cell: 
     [
         (["publish", "orders", "x", "--valid-for", "-1"], "--valid-for is -1.0: give a finite"),
         (["publish", "orders", "x", "--valid-for", "1e9"], "--valid-for is 1000000000.0: the long"),
-        (["publish", "orders", "x", "--rate", "nan"], "--rate is 0 or more"),
+        (["publish", "orders", "x", "--rate", "nan"], "--rate is nan: give events per second"),
         (["publish", "orders", "-", "--format", "xml"], "--format is 'xml': choose one of lines, "),
         (["publish", "orders", "x", "--format", "csv"], "--format is for --file and '-'; leave"),
         (["subscribe", "orders", "--format", "xml"], "--format is 'xml': choose one of lines, bi"),
@@ -319,8 +198,9 @@ def test_publish_nothing_or_too_often(capsys: pytest.CaptureFixture[str], cell: 
         (["subscribe", "orders", "--timeout", "nan"], "--timeout is nan: give a number of"),
         (["subscribe", "orders", "--queue", "0"], "--queue is 0: give a whole number of 1 or"),
         (["subscribe", "orders", "--overflow", "all"], "--overflow is 'all': choose one of 'wait'"),
-        (["subscribe", "orders", "--no-follow", "--idle", "nan"], "--idle more than 0"),
-        (["replay", "orders", "--idle", "inf"], "--idle more than 0"),
+        (["subscribe", "orders", "--no-follow", "--idle", "nan"], "--idle is nan: give a"),
+        (["replay", "orders", "--idle", "inf"], "--idle is inf: give a number"),
+        (["subscribe", "orders", "--count", "-4"], "--count is -4: give a whole number of 1 or"),
         (["replay", "orders", "--timeout", "inf"], "--timeout is inf: give a number of"),
         (["subscriptions", "list", "orders", "--timeout", "-3"], "--timeout is -3: give a number"),
     ],
@@ -333,12 +213,16 @@ def test_number_that_cannot_be_is_refused_by_the_name_of_its_option(
 
 
 def test_subscribe_receipt_evidence_or_observations_in_no_directory(
-    capsys: pytest.CaptureFixture[str], cell: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], cell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["subscribe", "orders", "-m", cell, "-i", "bob", "--count", "1"]
     line = sentence(capsys, *command, "--receipt", tmp_path / "none" / "r.json")
     assert "has no directory" in line
     assert "is a directory" in sentence(capsys, *command, "--receipt", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, mode: path != tmp_path)
+        line = sentence(capsys, *command, "--receipt", tmp_path / "r.json")
+    assert "r.json may not be written by this user; name a file in a directory that" in line
     (tmp_path / "file").write_text("")
     assert "cannot be used" in sentence(capsys, *command, "--evidence", tmp_path / "file")
     assert "cannot be used" in sentence(capsys, *command, "--observe", tmp_path / "file")
@@ -356,7 +240,7 @@ def test_subscribe_and_replay_from_nowhere(capsys: pytest.CaptureFixture[str], c
     assert "--to is" in sentence(capsys, "replay", "orders", "--to", "0", *who)
     line = sentence(capsys, "replay", "orders", "--from", "9", "--to", "3", *who)
     assert "--to 3 lies before --from 9; swap them" in line
-    assert "--count is 0 or more" in sentence(capsys, "replay", "orders", "--count", "-1", *who)
+    assert "--count is -1: give" in sentence(capsys, "replay", "orders", "--count", "-1", *who)
 
 
 @pytest.fixture(scope="module")
@@ -500,14 +384,6 @@ def test_argument_that_is_not_utf_8(cell: Path, arguments: list[str | bytes]) ->
     assert line.startswith(b"quorumcast: ")
 
 
-def test_init_hides_a_cell_from_git(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "README").write_text("")
-    for name, expected in (("cell", "*"), ("project", "*.identity")):
-        assert main(["init", str(tmp_path / name), "--digest", "sha256"]) == 0
-        assert (tmp_path / name / ".gitignore").read_text().splitlines()[0] == expected
-
-
 def test_verify_missing_file(capsys: pytest.CaptureFixture[str], cell: Path) -> None:
     assert "cannot be read" in sentence(capsys, "verify", cell / "none.json", "-m", cell)
 
@@ -633,3 +509,25 @@ def test_output_that_is_closed_is_no_error(cell: Path) -> None:
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_epoch_show_leaves_out_what_is_empty(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["init", str(tmp_path / "c"), "--clients", "", "--digest", "sha256"]) == 0
+    capsys.readouterr()
+    assert main(["epoch", "show", "-m", str(tmp_path / "c")]) == 0
+    shown = dict(text.split(maxsplit=1) for text in capsys.readouterr().out.splitlines())
+    assert shown["clients"] == "none"
+    assert "warning" not in shown
+
+
+def test_interrupted_demo_names_its_directory(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quorumcast.testing.cluster.LocalCluster.__enter__", interrupted)
+    assert main(["demo", "--dir", str(tmp_path), "--no-spark"]) == 130
+    assert f"what the demo has written is in {tmp_path}" in capsys.readouterr().err

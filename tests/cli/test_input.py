@@ -241,9 +241,9 @@ def test_values_of_a_wrong_type_are_told_with_row_and_column(
 @pytest.mark.parametrize(
     ("format_", "data", "before", "said"),
     [
-        ("jsonl", b"ten apples", 0, "row 1: b'ten apples' is no JSON object; the columns of"),
-        ("jsonl", JSON_ROW + b"[1]", 1, "row 2: b'[1]' is no JSON object"),
-        ("jsonl", JSON_ROW + b"{}\n" + b"[" * 99999, 2, "row 3: b'[[[["),
+        ("jsonl", b"ten apples", 0, "row 1: 'ten apples' is no JSON object; the columns of"),
+        ("jsonl", JSON_ROW + b"[1]", 1, "row 2: '[1]' is no JSON object"),
+        ("jsonl", JSON_ROW + b"{}\n" + b"[" * 99999, 2, "row 3: '[[[["),
         ("jsonl", JSON_ROW + b'{"x": 1}', 1, "row 2: column 'x' is not in the channel's schema"),
         ("jsonl", b'{}\n{"name": 5}\n[1]', 1, "row 2, column name: 5 is not a string"),
         ("jsonl", b'{"size": 1e99}', 0, "row 1, column size: 1e+99 is not an int32"),

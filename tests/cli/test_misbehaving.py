@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.shell import answer, brokers_up, line, running, said, started
-from tests.cli.test_errors import sentence
+from tests.cli.shell import answer, brokers_up, line, running, said, sentence, started
 from tests.runtime.world import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.runtime

@@ -149,8 +149,9 @@ def status_urls(manifest: Manifest, given: list[str] | None) -> dict[str, str]:
         result[broker.id] = default_status_url(broker)
     for entry in given or ():
         name, separator, url = entry.partition("=")
-        if not separator or name not in result:
+        if not separator:
             raise UsageError(f"--url takes BROKER=http://HOST:PORT, not {entry!r}")
+        manifest.check_brokers([name])
         result[name] = url.rstrip("/")
     return result
 

@@ -147,7 +147,9 @@ def _report(
             case dict():
                 shown = ", ".join(f"{key} ({entry})" for key, entry in value.items())
             case list():
-                shown = ", ".join(map(str, value))
+                shown = ", ".join(map(str, value)) or "none"
+            case "":
+                continue
             case _:
                 shown = str(value)
         out.print(f"{name:10} {shown}", markup=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quorumcast.cli.cell.levels import starting_command
 from quorumcast.cli.cell.running import supervisor_of
 from quorumcast.cli.common import print_json
 from quorumcast.cli.options import JsonOption, StatusOptions
@@ -66,7 +67,11 @@ def restart(
 
 def _pid(where: RestartOptions, cell: Manifest, name: str) -> int:
     """The process of a broker, if its supervisor runs on this machine."""
-    row = where.ask(cell)[name]
+    rows = where.ask(cell)
+    row = rows[name]
+    if not any(other["up"] for other in rows.values()):
+        start = starting_command(cell, where.path.parent)
+        raise UsageError(f"no broker of cell {cell.cell!r} is up; start it with '{start}'")
     if not row["up"]:
         raise UsageError(
             f"{name} does not answer; 'quorumcast up' restarts a broker that exits, and "

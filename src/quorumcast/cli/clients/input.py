@@ -197,9 +197,10 @@ class EventReader:
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
+            shown = line[:SHOWN].decode(errors="replace")
             raise BadRow(
                 index,
-                f": {line[:SHOWN]!r} is no JSON object; the columns of this channel are "
+                f": {shown!r} is no JSON object; the columns of this channel are "
                 f"{', '.join(self._types)}",
             )
         if self._opaque and row.keys() == {PAYLOAD_BASE64}:

@@ -73,10 +73,11 @@ def publish(
     Input that does not fit ends the command with its row and column; what was published before it
     is said.
     """
-    from quorumcast.client.arguments import check_validity
+    from quorumcast.client.arguments import check_counts, check_validity
 
-    if not 0 <= rate < math.inf or count < 1:
-        raise UsageError("--rate is 0 or more and --count 1 or more")
+    if not 0 <= rate < math.inf:
+        raise UsageError(f"--rate is {rate:g}: give events per second, or 0 for no limit")
+    check_counts(**{"--count": count})
     check_validity(valid_for, "--valid-for")
     texts = text or []
     if not texts and file is None:
@@ -212,17 +213,25 @@ async def _publish(
                 except UsageError as error:
                     wrong = error  # leaving the block waits for what was published before
         except asyncio.CancelledError:
+            fate = _published(poster.published)
             if publisher.pending:
-                print(
-                    f"interrupted: {publisher.pending:,} of {poster.published:,} events are not "
-                    "acknowledged and may or may not arrive",
-                    file=sys.stderr,
+                fate = (
+                    f"{publisher.pending:,} of {poster.published:,} events are not acknowledged "
+                    "and may or may not arrive"
                 )
+            print(f"interrupted: {fate}", file=sys.stderr)
             raise
     if wrong is not None:
-        before = f"{poster.published:,} events before it are" if poster.published else "nothing is"
-        raise UsageError(f"{wrong}; {before} published")
+        raise UsageError(f"{wrong}; {_published(poster.published, ' before it')}")
     return poster.published
+
+
+def _published(events: int, which: str = "") -> str:
+    """How many events are published, as a clause; `which` stands behind their number."""
+    if not events:
+        return "nothing is published"
+    noun, verb = ("event", "is") if events == 1 else ("events", "are")
+    return f"{events:,} {noun}{which} {verb} published"
 
 
 class _Poster:

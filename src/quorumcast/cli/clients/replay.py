@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorumcast.cli.clients.printing import FORMAT_CHOICE, FORMAT_HELP, Printer, gap_fields
-from quorumcast.cli.clients.subscribe import MEANING, begin_output, join, parse_start
+from quorumcast.cli.clients.subscribe import MEANING, begin_output, check_end, join, parse_start
 from quorumcast.cli.common import console, run_client
 from quorumcast.cli.options import ClientOptions, JsonOption
 from quorumcast.client.arguments import EARLIEST
@@ -75,8 +74,7 @@ def replay(
     until = parse_start(to, option="--to", words=("",)) if to else None
     last = until if isinstance(until, int) else None
     latest = until if isinstance(until, datetime) else None
-    if count < 0 or not 0 < idle < math.inf:
-        raise UsageError("--count is 0 or more and --idle more than 0")
+    check_end(count, idle)
     if last is not None and isinstance(first, int) and last < first:
         raise UsageError(f"--to {last} lies before --from {first}; swap them")
     if latest is not None and isinstance(first, datetime) and latest < first:

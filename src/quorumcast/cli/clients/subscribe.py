@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -117,8 +118,7 @@ def subscribe(
         check_counts(**{"--queue": queue})
     if overflow is not None:
         check_overflow(overflow, "--overflow")
-    if count < 0 or (idle is not None and not 0 < idle < math.inf):
-        raise UsageError("--count is 0 or more and --idle more than 0")
+    check_end(count, idle)
     if idle is not None and follow:
         raise UsageError("--idle needs --no-follow: without it a subscription waits forever")
     if receipt is not None and follow and not count:
@@ -129,9 +129,8 @@ def subscribe(
         raise UsageError("--anew needs --name: only a named subscription can begin again")
     beginning = parse_start(start)
     where.identity_file()  # raises if there is none
-    if receipt is not None and (receipt.is_dir() or not receipt.parent.is_dir()):
-        wrong = "is a directory" if receipt.is_dir() else f"has no directory {receipt.parent}"
-        raise UsageError(f"the receipt {receipt} {wrong}; name a file in a directory that exists")
+    if receipt is not None:
+        _check_receipt(receipt)
     if evidence is not None:
         directory_at(evidence)
     misbehaviour.check("subscriber", where)
@@ -145,6 +144,27 @@ def subscribe(
             channel, start=beginning, queue=queue, overflow=overflow, where=predicate or None
         )
         run_client(listener.listen(options))
+
+
+def check_end(count: int, idle: float | None) -> None:
+    """Refuse values of --count and --idle with which no command could end."""
+    if count < 0:
+        raise UsageError(f"--count is {count}: give a whole number of 1 or more, or 0 for no limit")
+    if idle is not None and not 0 < idle < math.inf:
+        raise UsageError(f"--idle is {idle:g}: give a number of seconds above 0")
+
+
+def _check_receipt(path: Path) -> None:
+    """Refuse a place for a receipt before events arrive that would be lost with it."""
+    wrong = ""
+    if path.is_dir():
+        wrong = "is a directory"
+    elif not path.parent.is_dir():
+        wrong = f"has no directory {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        wrong = "may not be written by this user"
+    if wrong:
+        raise UsageError(f"the receipt {path} {wrong}; name a file in a directory that it may use")
 
 
 def _check_named(

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,7 +88,7 @@ def demo(
     )
     if finale is not None:
         finale.open(PUBLISHERS, SUBSCRIBERS, LIAR)
-    with cluster:
+    with _named_when_interrupted(place), cluster:
         live = sys.stdout.isatty() and not json_
         show = Show(cluster, seconds, rate, finale, live=live, json_=json_)
         summary = run(show.run())
@@ -106,6 +107,15 @@ def demo(
         print_json(summary)
     if not summary["ok"]:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _named_when_interrupted(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"interrupted: what the demo has written is in {place}", file=sys.stderr)
+        raise
 
 
 def _sound(summary: dict[str, Any]) -> bool:
