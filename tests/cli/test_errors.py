@@ -129,10 +129,9 @@ def test_ports_that_another_cell_uses(
     monkeypatch.setattr("quorumcast.cli.cell.operations.ask", lambda url, **_: page)
     verdict = answer(capsys, "status", "-m", cell, code=1)["verdict"]
     taken = "cell 'other' runs on the ports of cell 'cell'"
-    assert verdict["says"] == f"cell cell is not well: {taken}"
-    (finding,) = verdict["problems"]
-    assert finding["do"] == "stop it, or make 'cell' anew on other ports, with --base-port"
-    assert taken in sentence(capsys, "up", cell)
+    helps = "stop it, or make 'cell' anew on other ports, with --base-port"
+    assert verdict["says"] == f"cell cell is not well: {taken}; {helps}"
+    assert f"{taken}; {helps}" in sentence(capsys, "up", cell)
     line = sentence(capsys, "faults", "set", "broker-1", "alter", "-m", cell)
     assert "is the page of broker-1 of cell 'other'; say where that of broker-1 is" in line
 

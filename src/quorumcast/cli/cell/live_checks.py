@@ -45,9 +45,10 @@ def judge_cell(manifest: Manifest, directory: Path, rows: Rows) -> Verdict:
     troubles = {name: "" if row["up"] else _not_up(row) for name, row in rows.items()}
     findings = check_brokers(manifest, directory, troubles, rows)
     quorum = findings.pop()
-    if not any(row["up"] for row in rows.values()) and not ports_taken(manifest.cell, rows):
-        says = f"no broker is up; start it with '{starting_command(manifest, directory)}'"
-        findings, quorum = [], Finding("quorum", "error", says)
+    if not any(row["up"] for row in rows.values()):
+        start = f"start it with '{starting_command(manifest, directory)}'"
+        taken = ports_taken(manifest.cell, rows) or ("no broker is up", start)
+        findings, quorum = [], Finding("quorum", "error", "; ".join(taken))
     errors = [f for f in (quorum, *findings) if f.level == "error"]
     problems = errors + [f for f in findings if f.level == "warning"]
     if not problems:
