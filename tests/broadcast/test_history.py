@@ -31,7 +31,9 @@ from tests.support.cells import (
 from quorumcast.broadcast.authenticated import Relay
 from quorumcast.broadcast.contract import Vouch
 from quorumcast.broadcast.history import (
+    ENDS,
     FETCH_MS,
+    LONGEST_FETCH_MS,
     PATIENCE,
     WAITING,
     WAITING_NAMES,
@@ -501,6 +503,44 @@ def test_history_histories_far_ahead_are_not_remembered() -> None:
     assert broker.settled == 2
 
 
+def test_history_that_leaves_out_numbers_is_refused_though_many_others_came_between() -> None:
+    """A liar made brokers forget the history before it: subscribers then differed without bound."""
+    cell = Cell(limited("ab+history", alpha=64))
+    broker = history(cell=cell)
+    run = bodies(1, 20)
+    broker.handle(publish(1, *run), T0)
+    broker.handle(told(1, cell.history(1, 1, *run[:5])), T0)
+    for index in range(3, WAITING):
+        broker.handle(told(index, cell.history(index, 1000 + index, b"junk")), T0)
+    effects = broker.handle(told(2, cell.history(2, 16, *run[15:])), T0)
+    assert reasons(effects) == [DropReason.CONFLICT]
+    assert sent(effects, Echo) == []
+
+
+def test_history_whose_predecessor_is_unknown_waits_for_it() -> None:
+    broker = history()
+    feed(broker.handle, publish(1, *P[1:5]))
+    assert broker.handle(told(2, H2), T0) == [SetTimer(HistoryFetch(STREAM), FETCH_MS)]
+    assert len(sent(broker.handle(told(1, H1), T0), Echo)) == 2
+
+
+def test_history_of_what_nobody_holds_is_fetched_ever_more_rarely() -> None:
+    """Pulls brought a broker 250 MB/s of other contents, as long as it was up."""
+    broker = history()
+    learn(broker, 1, H1)
+    pauses = [timer.after_ms for _ in range(40) for timer in set_by(broker.handle(FETCH, T0))]
+    assert pauses[0] == FETCH_MS
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_FETCH_MS
+    broker.handle(publish(1, P[1]), T0)
+    broker.handle(FETCH, T0)
+    assert [timer.after_ms for timer in set_by(broker.handle(FETCH, T0))] == [FETCH_MS]
+
+
+def set_by(effects: list[Effect]) -> list[SetTimer]:
+    return [effect for effect in effects if isinstance(effect, SetTimer)]
+
+
 def test_history_remembers_a_bounded_number_and_goes_on() -> None:
     cell = Cell(limited("ab+history", alpha=1, window=4, retained_publications=8))
     broker = history(cell=cell)
@@ -511,7 +551,7 @@ def test_history_remembers_a_bounded_number_and_goes_on() -> None:
     sizes = broker.sizes()
     assert broker.settled == REMEMBERED + 19
     assert sizes["seen"] <= REMEMBERED
-    assert sizes["ends"] <= REMEMBERED + 1
+    assert sizes["ends"] <= ENDS
     assert (sizes["ledger"], sizes["history_ledger"], sizes["history_done"]) == (8, 8, 4)
 
 

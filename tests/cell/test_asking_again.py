@@ -20,6 +20,7 @@ from tests.support.cells import (
     T0,
     Cell,
     limited,
+    publish,
     vote,
 )
 
@@ -83,6 +84,23 @@ def test_many_streams_that_catch_up_at_once_are_complete_soon_beside_one_that_mo
     cell.join(start=0)
     cell.run_beside_alice(2_000)
     assert [cell.got[other] for other in others] == [200] * len(others)
+
+
+def test_lives_of_a_liar_do_not_use_up_the_requests_for_others() -> None:
+    """It begins a life in each millisecond, at two brokers alone."""
+    cell = Watched(ALICE, CAROL, replay=64)
+    for _ in range(80):
+        cell.publish(CAROL, 50)
+        cell.network.run(20)
+    cell.network.run(500)
+    cell.join(start=0)
+    for life in range(2, 1000):
+        stream = Stream(ORDERS, ALICE, life)
+        for broker in (B1, B2):
+            cell.network.happen(broker, publish(1, b"x", stream=stream))
+        cell.network.run(1)
+    cell.network.run(1000)
+    assert cell.got[CAROL] == 4000
 
 
 def test_last_vote_that_is_lost_on_a_channel_that_never_rests_is_asked_for() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.cells import ALICE, B1, B2, B3, CAROL, ORDERS, STREAM, vote
 
 from quorumcast.cell.subscribing.new_streams import EARLY_BYTES, OVERHEAD, EarlyVotes, NewStreams
-from quorumcast.core.ids import NodeId, Stream
+from quorumcast.core.ids import NodeId, Stream, at_seat
 from quorumcast.core.machine import Receive
 
 OTHER = Stream(ORDERS, CAROL, 1)
@@ -31,6 +31,22 @@ def test_names_of_one_broker_displace_the_oldest_of_the_same_publisher() -> None
     assert named.name(B2, theirs, 2, 3)
     named.retain((B1,))
     assert len(named) == 2
+
+
+def test_stream_that_enough_have_named_is_followed_once_fewer_are_needed() -> None:
+    """As after an epoch with a smaller f."""
+    named = NewStreams(per_publisher=True)
+    assert not named.name(B1, STREAM, 3, 9)
+    assert not named.name(B2, STREAM, 3, 9)
+    assert named.name(B1, STREAM, 2, 9)
+    assert not len(named)
+
+
+def test_names_at_all_seats_of_a_client_count_together() -> None:
+    named = NewStreams(per_publisher=True)
+    for seat in range(1, 9):
+        named.name(B1, Stream(ORDERS, at_seat(ALICE, seat), 1), 2, 3)
+    assert len(named) == 3
 
 
 def test_names_of_one_broker_displace_the_oldest_of_all_where_any_may_be_a_publisher() -> None:

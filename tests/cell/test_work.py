@@ -199,6 +199,17 @@ def test_request_for_a_few_streams_does_not_replace_one_for_all(whole_first: boo
     assert {m.stream for m in messages if isinstance(m, Matches)} == {STREAM, theirs}
 
 
+def test_request_for_a_span_does_not_replace_one_for_all() -> None:
+    known = KnownFilters()
+    whole = replace(asking(*MANY), cursors=(Cursor(STREAM, 1),))
+    for asked in (whole, replace(whole, until=9)):
+        known.learn(BOB, PRICES, asked, NOW)
+    found = None
+    while found is None:
+        found = known.read_on()
+    assert found[2] == whole
+
+
 def test_requests_for_other_streams_are_answered_together_when_predicates_are_read() -> None:
     known = KnownFilters()
     theirs = Stream(ORDERS, CAROL, 1)

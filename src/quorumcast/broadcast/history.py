@@ -33,8 +33,8 @@ from operator import eq
 from quorumcast.broadcast.bracha import Bracha
 from quorumcast.broadcast.contract import Carrier, CarrierContext, Vouch, check_run, dropped
 from quorumcast.broadcast.messages import ChainRun, Contents, Echo, Open, Publish, Pull
+from quorumcast.broadcast.sender import RUNS_UNDER_WAY
 from quorumcast.broadcast.signed_history import (
-    REMEMBERED,
     Covered,
     Seen,
     end_of,
@@ -64,6 +64,10 @@ from quorumcast.crypto.digest import root
 FETCH_MS = 40
 #: Fetches in a row that are put off as long as the fast path moves.
 PATIENCE = 8
+#: The longest pause between two fetches, if the answers of all peers fit nothing.
+LONGEST_FETCH_MS = 64 * FETCH_MS
+#: Ends of histories that are kept: of all that may be under way.
+ENDS = 2 * RUNS_UNDER_WAY
 #: Histories that may wait for publications at a time, and how often 2α numbers they may name
 #: together. On a chain histories, which come straight from the publisher, overtake publications.
 WAITING = 128
@@ -88,7 +92,9 @@ class History(Carrier):
         "_ends",
         "_fast",
         "_fetching",
+        "_first_asked",
         "_floor",
+        "_in_vain",
         "_learned",
         "_moves",
         "_put_off",
@@ -105,7 +111,7 @@ class History(Carrier):
         self._waiting: dict[int, tuple[Receive, HistoryStatement]] = {}
         #: Digests that the ledger lacks or contradicts, from histories that will be delivered.
         self._learned: dict[int, Digest] = {}
-        #: The last number of each history heard of, by index; at most REMEMBERED.
+        #: The last number of each history that is or will be delivered, by index; at most ENDS.
         self._ends: dict[int, int] = {}
         #: The first signed history seen per index; at most REMEMBERED.
         self._seen = Seen(stream)
@@ -116,6 +122,9 @@ class History(Carrier):
         self._covered = Covered()
         #: Requests for what is lacking so far; the next one goes to the next peer.
         self._asked = 0
+        #: The first number asked for last, and how often in a row it was the same.
+        self._first_asked = 0
+        self._in_vain = 0
         #: Whether HistoryFetch is set.
         self._fetching = False
         #: Whether the fast path has brought something since then.
@@ -168,7 +177,7 @@ class History(Carrier):
         effects += self._retry_waiting(now)
         if (self._waiting or self._learned) and not self._fetching:
             self._fetching, self._moves = True, False
-            effects.append(SetTimer(HistoryFetch(self.stream), FETCH_MS))
+            effects.append(SetTimer(HistoryFetch(self.stream), self._pause_ms()))
         return effects
 
     def begin_at(self, number: int, history: int = 1) -> None:
@@ -366,7 +375,7 @@ class History(Carrier):
         signed, statement = found
         if not is_ours(self._view.keyring, signed, statement):
             return dropped(event, DropReason.BAD_SIGNATURE)
-        accusation = self._seen.add(signed, statement)
+        accusation = self._seen.add(signed, statement, self._bracha.settled)
         if accusation:
             return accusation
         if self._contradicts(statement):
@@ -374,7 +383,7 @@ class History(Carrier):
                 Drop(DropReason.CONFLICT, event.sender),
                 Suspect(event.sender, Suspicion.EQUIVOCATION, self.stream, statement.first),
             ]
-        if self._lacks(statement):
+        if self._must_wait(statement):
             if self._may_wait(statement):
                 self._waiting[statement.index] = (event, statement)
             return []
@@ -404,6 +413,16 @@ class History(Carrier):
         end = self._ends.get(statement.index - 1)
         return self._seen.end(statement.index - 1) if end is None else end
 
+    def _must_wait(self, statement: HistoryStatement) -> bool:
+        """Whether what a history names, or the one before it, is not here.
+
+        Of the first history that this broker knows of, nobody can tell it what it must follow.
+        """
+        if statement.first < self.ledger.base or end_of(statement) >= self.ledger.next:
+            return True
+        is_first = statement.index <= self._bracha.ledger.base
+        return not is_first and self._end_before(statement) is None
+
     def _read(self, event: Receive, index: int) -> tuple[Signed, HistoryStatement] | None:
         """The history that is the one body of a message, if it is no larger than it must be."""
         most = 2 * self._policy.alpha_ceiling * DIGEST_SIZE + OVERHEAD
@@ -411,9 +430,6 @@ class History(Carrier):
             return None
         found = read_history(event.bodies[0], self.stream)
         return found if found is not None and found[1].index == index else None
-
-    def _lacks(self, statement: HistoryStatement) -> bool:
-        return statement.first < self.ledger.base or end_of(statement) >= self.ledger.next
 
     def _may_wait(self, statement: HistoryStatement) -> bool:
         waiting = [len(known.digests) for _, known in self._waiting.values()]
@@ -425,8 +441,8 @@ class History(Carrier):
         effects: list[Effect] = []
         for index in sorted(self._waiting):
             event, statement = self._waiting[index]
-            if index > self._bracha.settled and self._lacks(statement):
-                break  # those after it name later numbers
+            if index > self._bracha.settled and self._must_wait(statement):
+                break  # those after it follow it
             del self._waiting[index]
             if index > self._bracha.settled and not self._contradicts(statement):
                 effects += self._through_bracha(event, now)
@@ -455,10 +471,10 @@ class History(Carrier):
         if found is None:
             return
         signed, statement = found
-        self._seen.add(signed, statement)
+        self._seen.add(signed, statement, self._bracha.settled)
         self._covered.add(statement)
         self._ends[statement.index] = end_of(statement)
-        while len(self._ends) > REMEMBERED:
+        while len(self._ends) > ENDS:
             del self._ends[min(self._ends)]
         expired = end_of(statement) - self.ledger.quota.most
         if self.ledger.next <= expired:
@@ -516,9 +532,19 @@ class History(Carrier):
         if first > ledger.next or not peers:
             return []  # what comes before it is not there, and a ledger has no holes
         count = min(max(ends) - first + 1, MAX_RUN)
+        self._in_vain = self._in_vain + 1 if first == self._first_asked else 0
+        self._first_asked = first
         peer = peers[self._asked % len(peers)]
         self._asked += 1
         return [Send((peer,), Pull(self.stream, first, count))]
+
+    def _pause_ms(self) -> int:
+        """The time until the next fetch: twice as long after each round of all peers in vain.
+
+        A lying publisher's history may name what nobody holds.
+        """
+        rounds = self._in_vain // max(1, len(self._view.peers))
+        return min(FETCH_MS << min(rounds, 16), LONGEST_FETCH_MS)
 
     def _forget_learned(self, numbers: range) -> None:
         """Forget which of these are here by now; a look at all that is lacking costs too much."""
@@ -552,7 +578,7 @@ class History(Carrier):
         found = self._read(event, run.first)
         if found is None or run.first not in self._seen or not is_ours(self._view.keyring, *found):
             return []
-        return self._seen.add(*found)
+        return self._seen.add(*found, self._bracha.settled)
 
 
 def _common(one: Sequence[bytes], other: Sequence[bytes | None]) -> int:

@@ -105,7 +105,7 @@ class Seen:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        #: By index; the newest REMEMBERED.
+        #: By index; at most REMEMBERED.
         self._first: dict[int, tuple[Signed, HistoryStatement]] = {}
         #: Whether the publisher was accused already; one proof is enough.
         self._accused = False
@@ -126,11 +126,16 @@ class Seen:
         seen = self._first.get(index)
         return None if seen is None else end_of(seen[1])
 
-    def add(self, signed: Signed, statement: HistoryStatement) -> list[Effect]:
-        """Keep a history whose signature holds; nothing is said unless it contradicts another."""
+    def add(self, signed: Signed, statement: HistoryStatement, settled: int) -> list[Effect]:
+        """Keep a history whose signature holds; nothing is said unless it contradicts another.
+
+        Beyond REMEMBERED the oldest give way that others follow which are settled, else the
+        farthest: a publisher must not make brokers forget the history that the next one follows.
+        """
         seen = self._first.setdefault(statement.index, (signed, statement))
         if len(self._first) > REMEMBERED:
-            del self._first[min(self._first)]
+            oldest = min(self._first)
+            del self._first[oldest if oldest < settled else max(self._first)]
         if (seen[1].first, seen[1].digests) == (statement.first, statement.digests):
             # Perhaps in another encoding or epoch: that is no contradiction (`crypto.evidence`).
             return []

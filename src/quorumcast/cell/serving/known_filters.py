@@ -196,6 +196,8 @@ def _known(where: tuple[str, ...], entry: ChannelEntry, filter_: Filter) -> Know
 
 def _both(earlier: Subscribe, later: Subscribe) -> Subscribe:
     """What two requests of a node ask for; a later cursor of a stream replaces an earlier one."""
+    if later.until and not earlier.until:
+        return earlier  # the span of a total order is asked for again
     if not later.few:
         return later
     cursors = {cursor.stream: cursor for cursor in (*earlier.cursors, *later.cursors)}

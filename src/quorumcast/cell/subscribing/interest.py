@@ -71,7 +71,6 @@ class Interest:
         "_waits",
         "acceptors",
         "archives",
-        "asks_on",
         "begun",
         "channel",
         "dropped",
@@ -89,6 +88,7 @@ class Interest:
         "source",
         "spans",
         "telling",
+        "to_ask",
         "where",
     )
 
@@ -146,10 +146,10 @@ class Interest:
         self.archives: dict[Stream, Archive] = {}
         #: The broker that sends bodies with its votes.
         self.source = Source()
-        #: Cursors at the last request for a replay, to know when to ask for more, and whether a
-        #: timer for that is set.
+        #: Cursors at the last request for a replay, to know when to ask for more, and the streams
+        #: to ask for soon.
         self.requested: dict[Stream, int] = {}
-        self.asks_on = False
+        self.to_ask: dict[Stream, None] = {}
         #: How often bodies of a stream were pulled in a row, and up to which number.
         self.pulls: dict[Stream, tuple[int, int]] = {}
         #: Which brokers do not vote although others did.
@@ -465,6 +465,7 @@ class Interest:
         acceptor, end = self.acceptors.pop(stream), max(end, self.ends.pop(stream, 0))
         self.archives.pop(stream, None)
         self.requested.pop(stream, None)
+        self.to_ask.pop(stream, None)
         self._silence.end(stream)
         self.source.forget(stream)
         self.pulls.pop(stream, None)

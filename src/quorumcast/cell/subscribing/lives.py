@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from quorumcast.cell.subscribing.rhythm import IDLE_TICKS
 from quorumcast.core.ids import NodeId, Stream
 
-#: Refreshes, about eight seconds, for which a displaced life is followed.
-DISPLACED_TICKS = 32
+#: Refreshes, about ten seconds, for which a displaced life is followed: in any such time brokers
+#: are asked for the whole channel.
+DISPLACED_TICKS = IDLE_TICKS + 8
 
 
 class Lives:

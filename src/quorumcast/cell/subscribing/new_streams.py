@@ -17,7 +17,7 @@ import msgspec
 
 from quorumcast.broadcast.messages import Matches
 from quorumcast.cell.messages import Vote
-from quorumcast.core.ids import DIGEST_SIZE, Lane, NodeId, Stream
+from quorumcast.core.ids import DIGEST_SIZE, Lane, NodeId, Stream, holder
 from quorumcast.core.machine import Receive
 
 #: Bytes of votes, with their contents, that are kept of each broker.
@@ -58,12 +58,10 @@ class NewStreams:
         Of the streams that it named alone the oldest beyond `most` are forgotten.
         """
         named = self._named.setdefault(data, {})
-        if broker in named:
-            return False
         named[broker] = None
         mine = self._by_broker.setdefault(self._key(broker, data), {})
         mine[data] = None
-        if len(named) >= enough:
+        if len(named) >= enough:  # also if the broker named it when more were needed
             self.fresh[data] = dict(named)
             for namer in self.fresh[data]:
                 self._unname(namer, data)
@@ -82,7 +80,7 @@ class NewStreams:
                 self._unname(broker, stream)
 
     def _key(self, broker: NodeId, data: Stream) -> tuple[NodeId, NodeId | None]:
-        return broker, data.publisher if self._per_publisher else None
+        return broker, NodeId(holder(data.publisher)) if self._per_publisher else None
 
     def _unname(self, broker: NodeId, data: Stream) -> None:
         key = self._key(broker, data)

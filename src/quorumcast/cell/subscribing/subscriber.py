@@ -10,7 +10,7 @@ not decide; those are pulled, and reported to the brokers as missed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from quorumcast.broadcast.acceptance import Acceptor
 from quorumcast.broadcast.application import (
@@ -78,9 +78,9 @@ from quorumcast.manifest.manifest import Manifest
 from quorumcast.manifest.view import View
 
 REFRESH_MS = LOOK_MS
-#: Streams whose replays are used up within this time are asked for together: brokers answer few
-#: requests of a subscriber at a time.
-ASK_ON_MS = 10
+#: Streams whose replays are used up, or that begin, within this time are asked for together:
+#: brokers answer few requests of a subscriber at a time.
+ASK_SOON_MS = 10
 
 
 class Refresh(Timer, frozen=True, tag=True):
@@ -89,8 +89,8 @@ class Refresh(Timer, frozen=True, tag=True):
     channel: Channel
 
 
-class AskOn(Timer, frozen=True, tag=True):
-    """Ask for more of a channel's streams."""
+class AskSoon(Timer, frozen=True, tag=True):
+    """Ask for some of a channel's streams."""
 
     channel: Channel
 
@@ -170,8 +170,8 @@ class Subscriber:
                 return [Drop(DropReason.UNEXPECTED, event.sender)]
             case TimerFired(timer=Refresh(channel=channel), late_ms=late_ms):
                 return self._on_refresh(channel, late_ms)
-            case TimerFired(timer=AskOn(channel=channel)):
-                return self._on_ask_on(channel)
+            case TimerFired(timer=AskSoon(channel=channel)):
+                return self._on_ask_soon(channel)
             case TimerFired(timer=PullDue(stream=stream)):
                 return self._fetcher.on_pull_due(self._interests.get(stream.channel), stream)
             case TimerFired(timer=RecallDue(channel=channel)):
@@ -285,7 +285,7 @@ class Subscriber:
         return [
             Send(tuple(self._up), Unsubscribe(channel)),
             CancelTimer(Refresh(channel)),
-            CancelTimer(AskOn(channel)),
+            CancelTimer(AskSoon(channel)),
             *self._recaller.forget(channel),
         ]
 
@@ -414,7 +414,7 @@ class Subscriber:
                     effects += self._on_matches(event, said)
                 case _:
                     pass
-        return effects + (self._ask_all(interest, few) if few else [])
+        return effects + (self._ask_soon(interest, few) if few else [])
 
     def _is_chain(self, order: tuple[NodeId, ...]) -> bool:
         return is_chain(self._view.quorums, self._view.brokers, order)
@@ -442,19 +442,23 @@ class Subscriber:
                 effects = [*map(positioned, effects), *self._ask_span(interest, acceptor)]
         effects += self._fetcher.watch(interest, acceptor)
         effects += self._tell(interest, interest.telling.due(acceptor))
-        if effects and interest.behind(stream) and not interest.asks_on:
-            interest.asks_on = True
-            effects.append(SetTimer(AskOn(interest.channel), ASK_ON_MS))
+        if effects and interest.behind(stream):
+            effects += self._ask_soon(interest, (stream,))
         return effects
 
-    def _on_ask_on(self, channel: Channel) -> list[Effect]:
-        """Ask for more of all streams whose replays are used up."""
+    def _ask_soon(self, interest: Interest, few: Iterable[Stream]) -> list[Effect]:
+        """Ask for some streams, together with others for which there is reason to in a moment."""
+        is_set = bool(interest.to_ask)
+        interest.to_ask |= dict.fromkeys(few)
+        return [] if is_set else [SetTimer(AskSoon(interest.channel), ASK_SOON_MS)]
+
+    def _on_ask_soon(self, channel: Channel) -> list[Effect]:
         interest = self._interests.get(channel)
-        if interest is None:
+        if interest is None or not interest.to_ask:
             return []
-        interest.asks_on = False
-        few = [stream for stream in interest.acceptors if interest.behind(stream)]
-        return self._ask_all(interest, few) if few else []
+        few = [*interest.to_ask]  # `_end` takes out those that are over
+        interest.to_ask.clear()
+        return self._ask_all(interest, few)
 
     def _tell(self, interest: Interest, reached: tuple[Cursor, ...]) -> list[Effect]:
         """Tell all brokers how far this subscriber is."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from quorumcast.broadcast.acceptance import MAX_PENDING_BYTES
-from quorumcast.broadcast.history import WAITING
+from quorumcast.broadcast.history import ENDS, WAITING
 from quorumcast.broadcast.protocol import protocol_of
 from quorumcast.broadcast.signed_history import REMEMBERED
 from quorumcast.cell.accusations import MAX_ACCUSED_CLIENTS
@@ -111,7 +111,7 @@ def _of_brokers(
         "vouchers": MAX_VOUCHERS,
         "waiting": WAITING,
         "learned": 2 * alpha * (limits.window + 1),
-        "ends": REMEMBERED,
+        "ends": ENDS,
         "seen": REMEMBERED,
     }
 
