@@ -408,10 +408,20 @@ class History(Carrier):
 
     def _end_before(self, statement: HistoryStatement) -> int | None:
         """Where the history before ends: the delivered one, or the one seen while it is not yet."""
-        if statement.index == 1:
+        before = statement.index - 1
+        if not before:
             return 0
-        end = self._ends.get(statement.index - 1)
-        return self._seen.end(statement.index - 1) if end is None else end
+        end = self._ends.get(before)
+        if end is None and (held := self._held(before)) is not None:
+            end = end_of(held[1])  # as after a restart
+        return self._seen.end(before) if end is None else end
+
+    def _held(self, index: int) -> tuple[Signed, HistoryStatement] | None:
+        """A history that is delivered, or ready to be, if this broker still holds it."""
+        held = self._bracha.ledger.read(index, 1, 1)
+        if held is None or held.first != index:
+            return None
+        return read_history(held.bodies[0], self.stream)
 
     def _must_wait(self, statement: HistoryStatement) -> bool:
         """Whether what a history names, or the one before it, is not here.
@@ -466,8 +476,7 @@ class History(Carrier):
 
     def _learn(self, index: int) -> None:
         """A history will be delivered: note what it names and this broker has not got."""
-        held = self._bracha.ledger.read(index, 1, 1)
-        found = None if held is None else read_history(held.bodies[0], self.stream)
+        found = self._held(index)
         if found is None:
             return
         signed, statement = found
