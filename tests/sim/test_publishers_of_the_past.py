@@ -6,6 +6,8 @@ Each plan was an attack that succeeded once.
 import pytest
 from msgspec.structs import replace
 
+from quorumcast.cell.subscribing.lives import DISPLACED_TICKS
+from quorumcast.cell.subscribing.subscriber import REFRESH_MS
 from quorumcast.core.limits import Limits
 from quorumcast.manifest.policy import Policy
 from quorumcast.sim.cell.known_bad.plans import PUB1, SUB2
@@ -78,6 +80,9 @@ def test_subscriber_is_told_of_every_life_that_brokers_gave_up(limits: dict[str,
     policy = Policy.named("ab", limits=Limits(segment=8, replay=64, **limits))
     run = CellRun(lives(policy, 12))
     run.perform()
+    scheduler = run.world.scheduler
+    # Lives that later ones have displaced are followed for some seconds more.
+    scheduler.run_until(scheduler.now + (DISPLACED_TICKS + 1) * REFRESH_MS)
     first, second = run.world.facts.readers
     assert len(first.accepted) == 12
     for stream, accepted in first.accepted.items():
