@@ -537,6 +537,18 @@ def test_history_of_what_nobody_holds_is_fetched_ever_more_rarely() -> None:
     assert [timer.after_ms for timer in set_by(broker.handle(FETCH, T0))] == [FETCH_MS]
 
 
+def test_history_of_what_came_in_the_end_slows_down_no_later_fetch() -> None:
+    broker = history()
+    learn(broker, 1, H1)
+    for _ in range(12):
+        broker.handle(FETCH, T0)
+    broker.handle(publish(1, *P[1:3]), T0)
+    assert broker.sizes()["learned"] == 0
+    broker.handle(FETCH, T0)
+    effects = broker.handle(told(2, H2), T0)
+    assert [timer.after_ms for timer in set_by(effects)] == [FETCH_MS]
+
+
 def set_by(effects: list[Effect]) -> list[SetTimer]:
     return [effect for effect in effects if isinstance(effect, SetTimer)]
 

@@ -175,7 +175,7 @@ def test_requests_between_two_refreshes_are_one_round(burst: int) -> None:
     for broker in (B1, B2):
         say(made, broker, 2)
     for _ in range(2 * FRESH_ROUNDS):
-        made.due()
+        made.refresh()
         for _ in range(burst):
             made.asked_again([STREAM])
         for broker in (B1, B2, B3):

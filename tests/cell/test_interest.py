@@ -575,7 +575,7 @@ def wait(made: Interest, refreshes: int, *brokers: NodeId) -> list[object]:
     """These brokers answer every refresh: they no longer hold what comes next."""
     news: list[object] = []
     for _ in range(refreshes):
-        made.due()
+        made.refresh()
         made.asked_again()
         for broker in brokers:
             news += say(made, broker, 40, base=20)[1]
@@ -593,7 +593,7 @@ def test_interest_requests_for_a_few_streams_tell_dead_brokers_from_others_as_we
     few = Positions(ORDERS, (Position(STREAM, 20, 40),), few=True)
     news: list[object] = []
     for _ in range(PATIENT_TICKS + FRESH_ROUNDS + 1):
-        made.due()
+        made.refresh()
         made.asked_again([STREAM])
         for broker in (B1, B2):
             news += made.on_positions(broker, few)[1]
@@ -646,7 +646,7 @@ def relayed_interest() -> Interest:
 def wait_for_b3(made: Interest, refreshes: int, *, answers: bool) -> list[object]:
     news: list[object] = []
     for _ in range(refreshes):
-        made.due()
+        made.refresh()
         made.asked_again()
         news += say(made, B3, 40)[1] if answers else []
         news += say(made, B1, 40, base=5)[1]
@@ -669,7 +669,7 @@ def test_interest_relayed_does_not_give_up_what_is_voted_on_in_time() -> None:
     acceptor = made.acceptors[STREAM]
     acceptor.vote(B3, 5, digests(b"p5"), ())
     assert [type(effect) for effect in acceptor.deliver()] == [Deliver]
-    made.due()
+    made.refresh()
     assert wait_for_b3(made, PATIENT_TICKS - 2, answers=True) == []
 
 
@@ -687,7 +687,7 @@ def wait_on_chain(made: Interest, refreshes: int, bases: dict[NodeId, int]) -> l
     """Brokers answer every refresh, and hold what follows on these numbers."""
     news: list[object] = []
     for _ in range(refreshes):
-        made.due()
+        made.refresh()
         made.asked_again()
         for broker, base in bases.items():
             news += say(made, broker, 40 if base > 1 else 1, base=base)[1]
@@ -730,7 +730,7 @@ def test_interest_on_a_chain_waits_anew_after_progress() -> None:
     made = chain_interest(B3)
     bases = {B1: 20, B2: 20, B3: 5, B4: 5}
     assert wait_on_chain(made, PATIENT_TICKS, bases) == []
-    made.due()
+    made.refresh()
     acceptor = made.acceptors[STREAM]
     acceptor.vote(B4, 5, digests(b"p5"), (), (B1, B4, B3))
     assert [type(effect) for effect in acceptor.deliver()] == [Deliver]
@@ -741,7 +741,7 @@ def test_interest_on_a_chain_waits_anew_after_progress() -> None:
 def test_interest_liar_cannot_announce_a_gap_while_a_correct_broker_is_away() -> None:
     made = following()
     for _ in range(3 * PATIENT_TICKS):
-        made.due()
+        made.refresh()
         made.asked_again()
         assert say(made, B1, 8)[1] == say(made, B2, 8)[1] == []
         assert say(made, B4, 2**61, base=2**61)[1] == []
@@ -758,7 +758,7 @@ def unnamed_gaps(made: Interest, refreshes: int, *brokers: NodeId) -> list[Deliv
     """These brokers answer every refresh, and hold what comes next."""
     gaps: list[DeliverGap] = []
     for _ in range(refreshes):
-        made.due()
+        made.refresh()
         made.asked_again()
         for broker in brokers:
             say(made, broker, 40)

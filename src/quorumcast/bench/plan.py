@@ -64,7 +64,7 @@ PROMISED_S, UNPROMISED_S = 60.0, 4.0
 LINK_VALUES = {"latency": "latency_ms", "jitter": "jitter_ms", "loss": "loss_percent"}
 #: The largest percentage of packets that are lost.
 MOST_LOSS = 50
-#: Bytes of publications that a broker retains, as many again that are not settled yet.
+#: Bytes of settled publications that a broker retains at most, and of others besides.
 RETAINED_BYTES = 1024 * 1024 * 1024
 #: Suspicions: for each suspect, how often each reason was given.
 Suspicions = dict[str, dict[str, int]]

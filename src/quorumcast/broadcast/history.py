@@ -178,6 +178,8 @@ class History(Carrier):
         if (self._waiting or self._learned) and not self._fetching:
             self._fetching, self._moves = True, False
             effects.append(SetTimer(HistoryFetch(self.stream), self._pause_ms()))
+        if not (self._waiting or self._learned):
+            self._in_vain = 0  # what is lacking later is fetched as soon as ever
         return effects
 
     def begin_at(self, number: int, history: int = 1) -> None:

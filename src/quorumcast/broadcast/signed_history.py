@@ -129,8 +129,9 @@ class Seen:
     def add(self, signed: Signed, statement: HistoryStatement, settled: int) -> list[Effect]:
         """Keep a history whose signature holds; nothing is said unless it contradicts another.
 
-        Beyond REMEMBERED the oldest give way that others follow which are settled, else the
-        farthest: a publisher must not make brokers forget the history that the next one follows.
+        Beyond REMEMBERED the oldest is forgotten if the history after it is settled, else the one
+        with the highest index: a lying publisher must not make a broker forget the history that
+        the next one has to follow.
         """
         seen = self._first.setdefault(statement.index, (signed, statement))
         if len(self._first) > REMEMBERED:

@@ -129,7 +129,7 @@ class PublishedStream:
         self._history_bytes = policy.limits.retained_bytes // HISTORY_PART
         #: The count of missed publications when α was last lowered.
         self._missed = 0
-        #: The last history that α was adapted to.
+        #: The last number that a history covered when α was last raised.
         self._judged = 0
         self._limit = min(MAX_RUN, policy.limits.window, policy.alpha_ceiling or MAX_RUN)
         if self.stream.line is not None:

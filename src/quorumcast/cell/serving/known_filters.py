@@ -64,7 +64,7 @@ class ReadOn(Timer, frozen=True, tag=True):
 class UnreadRequest(msgspec.Struct):
     """A request whose predicates are being read."""
 
-    #: Of those that the node has sent meanwhile, what all of them ask for.
+    #: What the requests that the node has sent meanwhile ask for together.
     asked: Subscribe
     entry: ChannelEntry
     reading: FilterReading

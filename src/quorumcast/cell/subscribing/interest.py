@@ -535,8 +535,8 @@ class Interest:
 
     # ------------------------------------------------------------- progress
 
-    def due(self) -> Collection[Stream] | None:
-        """What to ask all brokers for again at a refresh: some streams, all (none), or nothing."""
+    def refresh(self) -> Collection[Stream] | None:
+        """Note a refresh; returns what to ask all brokers for again (`Rhythm.due`)."""
         self.reports.refresh()
         self.rhythm.note(self.acceptors, self.seen, self.reports.reached)
         if self.finished:

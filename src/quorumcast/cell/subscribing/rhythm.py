@@ -56,9 +56,9 @@ class Rhythm:
         }
 
     def due(self, is_awaited: bool, may_be_idle: Callable[[], bool]) -> Collection[Stream] | None:
-        """What to ask for now: some streams, none of them for the whole channel; None for nothing.
+        """The streams to ask for now; empty means the whole channel, None means nothing.
 
-        `is_awaited`: the whole channel is known to have more.
+        `is_awaited`: more of the channel is due, whatever is known of its streams.
         """
         quiet = self._quiet
         if self._unasked >= IDLE_TICKS:

@@ -584,7 +584,7 @@ class Subscriber:
                 effects += self._advance(interest, acceptor)
         for gap in interest.give_up_unnamed():
             effects += [gap, *self._advance(interest, interest.acceptors[gap.stream])]
-        few = interest.due()
+        few = interest.refresh()
         if few is not None:
             effects += self._ask_all(interest, few)
         effects += self._tell(interest, interest.telling.refresh(interest.acceptors.values()))
